@@ -1,0 +1,1 @@
+"""Kernels of paged and their reference in plain torch; never imports pagedcli."""

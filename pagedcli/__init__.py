@@ -1,0 +1,1 @@
+"""paged: language models over one paged KV engine."""

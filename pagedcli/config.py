@@ -1,0 +1,158 @@
+"""All settings of the engine as frozen dataclasses, one per section of `paged.toml`.
+
+Standard library only; may import `errors`. Each field has its default (nowhere else), its unit and its meaning
+in `metadata`, from which help texts and docs are generated. Values that depend on the machine or the model are
+`None` here ("auto") and are resolved once, in `api`, into a new frozen value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pagedcli.errors import ConfigError
+
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+PolicyName = Literal["fcfs", "priority", "shortest", "longest-prefix"]
+BatchingName = Literal["continuous", "static"]
+AllocationName = Literal["paged", "contiguous", "first-fit"]
+
+MAX_PAGE_SIZE = 256
+
+
+def setting(default: Any, doc: str, unit: str = "") -> Any:
+    """A dataclass field that carries its own documentation (`doc`) and unit."""
+    return field(default=default, metadata={"doc": doc, "unit": unit})
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Section `[model]`: what is loaded and how its weights are represented."""
+
+    model: str | None = setting(None, "Folder, GGUF file or hub id; none: SmolLM2-135M-Instruct.")
+    dtype: DTypeName = setting("auto", "Weights and activations; auto: as stored.")
+    max_model_len: int | None = setting(
+        None, "Longest sequence, prompt and output; auto: the model's, at most what the pool holds.", "tokens"
+    )
+    chat_template: str | None = setting(None, "File with a chat template to use instead of the model's own.")
+
+    def __post_init__(self) -> None:
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            f"model.max_model_len is {self.max_model_len}: it must be at least 2 (one prompt token, one output token)",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Section `[cache]`: the pool of KV blocks (the user's pages)."""
+
+    page_size: int = setting(16, "Tokens in a page of KV, 1 to 256.", "tokens")
+    num_pages: int | None = setting(None, "Usable pages; auto: from kv_memory_bytes.", "pages")
+    kv_memory_bytes: int | None = setting(
+        None, "Memory for KV; auto: 40% of free memory on a CPU, gpu_memory_utilization on CUDA.", "bytes"
+    )
+    prefix_caching: bool = setting(True, "Share the KV of common prefixes between requests.")
+    watermark: float = setting(
+        0.01, "Part of the pool kept free when a request is admitted while others run.", "fraction"
+    )
+    allocation: AllocationName = setting(
+        "paged", "paged; contiguous and first-fit are the baselines that the benchmark compares with."
+    )
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.page_size <= MAX_PAGE_SIZE,
+            f"cache.page_size is {self.page_size}: choose 1 to {MAX_PAGE_SIZE}",
+        )
+        _require(
+            self.num_pages is None or self.num_pages >= 1,
+            f"cache.num_pages is {self.num_pages}: it must be at least 1",
+        )
+        _require(
+            self.num_pages is None or self.kv_memory_bytes is None,
+            "cache.num_pages and cache.kv_memory_bytes both set the size of the pool: give one of them",
+        )
+        _require(
+            self.kv_memory_bytes is None or self.kv_memory_bytes >= 1,
+            f"cache.kv_memory_bytes is {self.kv_memory_bytes}: it must be positive",
+        )
+        _require(
+            0.0 <= self.watermark < 1.0,
+            f"cache.watermark is {self.watermark}: choose a fraction from 0 up to, not including, 1",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Section `[scheduler]`: who runs in a step and with how many tokens."""
+
+    max_num_seqs: int = setting(256, "Sequences running at once.", "sequences")
+    max_num_batched_tokens: int = setting(2048, "Token budget of one step, decodes and prefill chunks.", "tokens")
+    policy: PolicyName = setting("fcfs", "Order of admission: fcfs, priority, shortest, longest-prefix.")
+    batching: BatchingName = setting("continuous", "continuous; static is the baseline of the benchmark.")
+    decode_interval: int = setting(
+        1, "A running decode advances at least once in so many steps, whatever is being prefilled.", "steps"
+    )
+    max_preemptions: int = setting(
+        3, "Preemptions of one request, after which it runs only with all its pages reserved.", "preemptions"
+    )
+    depth: int | None = setting(
+        None, "Steps in flight: 1 synchronous, 2 schedules a step while the device runs another.", "steps"
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("decode_interval", 1),
+            ("max_preemptions", 0),
+        ):
+            value = getattr(self, name)
+            _require(value >= least, f"scheduler.{name} is {value}: it must be at least {least}")
+        _require(
+            self.depth is None or 1 <= self.depth <= 8, f"scheduler.depth is {self.depth}: choose 1 to 8"
+        )
+        _require(
+            self.max_num_seqs <= self.max_num_batched_tokens * self.decode_interval,
+            f"scheduler.max_num_seqs is {self.max_num_seqs}, more than max_num_batched_tokens x decode_interval = "
+            f"{self.max_num_batched_tokens * self.decode_interval}, so that decodes would be held back longer: "
+            f"set max_num_seqs to {self.max_num_batched_tokens * self.decode_interval} or raise max_num_batched_tokens",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """Section `[device]`: where the model runs."""
+
+    device: DeviceName = setting("auto", "cpu, cuda, or auto: cuda where there is one.")
+    threads: int | None = setting(None, "Compute threads; auto: physical cores within the CPU quota.", "threads")
+    gpu_memory_utilization: float | None = setting(
+        None, "Part of the GPU's memory to use (CUDA only; 0.9 if not given).", "fraction"
+    )
+
+    def __post_init__(self) -> None:
+        _require(
+            self.threads is None or self.threads >= 1, f"device.threads is {self.threads}: it must be at least 1"
+        )
+        _require(
+            self.gpu_memory_utilization is None or 0.0 < self.gpu_memory_utilization <= 1.0,
+            f"device.gpu_memory_utilization is {self.gpu_memory_utilization}: choose a fraction above 0, at most 1",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that builds an engine. Passed by part: each piece gets only its section."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    seed: int | None = setting(None, "Seed of unseeded requests; none: one is drawn and recorded.")

@@ -1,0 +1,1 @@
+"""The decisions: which request gets which blocks and how many tokens in a step. Standard library only."""

@@ -1,0 +1,126 @@
+"""What passes between the core and an executor: a `StepPlan` of plain values down, a `StepResult` back.
+
+Standard library only; may import `core.sampling`. Nothing here holds a tensor or a live request, so that a plan can
+be sent to another process or rank as bytes.
+
+A plan is carried out in this order, and executors run plans in the order of submission (I10):
+
+    freed slots -> copies (src block -> dst block) -> entries (admission first, then new blocks, then compute)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedcli.core.sampling import SamplingParams
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """All that a slot needs to know of a request that (again) starts to run in it.
+
+    Attributes:
+        tokens: Every token known on the host: prompt, then output so far (not empty after a preemption).
+        table: Block ids that hold, or will hold, positions 0, block_size, 2 * block_size, ...; prefix hits first.
+        num_prompt: How many of `tokens` are the prompt (penalties and min_tokens count output tokens).
+        sample_index: Which of the n samples of its prompt this is; part of the random numbers' key.
+        seed: Resolved seed; part of the random numbers' key.
+        params: Sampling parameters. `params.seed` may be None: `seed` counts.
+        stop_ids: Token ids that end the request; masked while fewer than `params.min_tokens` tokens were sampled.
+    """
+
+    tokens: tuple[int, ...]
+    table: tuple[int, ...]
+    num_prompt: int
+    sample_index: int
+    seed: int
+    params: SamplingParams
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """The work of one request in one step: compute positions `start` to `start + n - 1`.
+
+    Attributes:
+        request_id: For logs and results; executors key their state by `slot`.
+        slot: Index into the executor's batch state, 0 <= slot < max_num_seqs; constant while the request runs.
+        epoch: Raised by every preemption; tells a late result of an earlier run from one of this run.
+        start: First position computed.
+        n: Number of positions computed, at least 1 (I3).
+        samples: Whether a token is sampled from the last row; it becomes the token at position `start + n`.
+        logit_rows: Rows of this entry, 0 to n - 1 and ascending, whose logits are needed. The last row if `samples`;
+            for prompt log-probabilities also every row r whose next token, at position start + r + 1, is prompt.
+        new_blocks: Blocks appended to the slot's table before computing (empty if `admission` is given).
+        admission: Given when the request starts to run in `slot`, else None.
+    """
+
+    request_id: int
+    slot: int
+    epoch: int
+    start: int
+    n: int
+    samples: bool
+    logit_rows: tuple[int, ...]
+    new_blocks: tuple[int, ...] = ()
+    admission: Admission | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass.
+
+    Attributes:
+        step: Counts from 1.
+        entries: At least one.
+        copies: (source block, destination block) pairs, whole blocks of every layer, all read before any is written.
+        freed_slots: Slots that hold no request any more since the previous plan.
+    """
+
+    step: int
+    entries: tuple[PlanEntry, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    freed_slots: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions computed in this step."""
+        return sum(entry.n for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one token under the model's own distribution (before temperature and penalties).
+
+    Attributes:
+        token: Token id.
+        logprob: Natural logarithm of its probability.
+        rank: 1 for the most probable token.
+        top: The most probable (token id, logprob) pairs, as many as were asked for, best first, ties to the lowest id.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a plan; every tuple has one item per entry, in the plan's order.
+
+    Attributes:
+        step: The plan's.
+        tokens: Token id sampled, or NO_TOKEN for an entry with `samples` false.
+        logprobs: Of the sampled token, where the request asked for logprobs, else None.
+        prompt_logprobs: For the rows of `logit_rows` that predict a prompt token, in order; else empty.
+        seconds: Time that the device was busy with this plan.
+    """
+
+    step: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob | None, ...]
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    seconds: float

@@ -1,0 +1,61 @@
+"""Every error that a user can meet. Standard library only; imports nothing of the package.
+
+A message is one line: what is wrong, with the numbers, and the smallest change that mends it.
+`exit_code` is what the command line returns for it (`docs/cli.md`): 2 for the user's mistake, 1 for ours.
+"""
+
+from __future__ import annotations
+
+
+class PagedError(Exception):
+    """Base of all errors raised on purpose; anything else that escapes is a defect."""
+
+    exit_code = 1
+
+
+class ConfigError(PagedError):
+    """A setting, flag or configuration file is wrong: names the field, the value and the remedy."""
+
+    exit_code = 2
+
+
+class CheckpointError(PagedError):
+    """A model folder or file cannot be used: names the file and, where there is one, the tensor or key."""
+
+    exit_code = 2
+
+
+class MissingDependencyError(PagedError):
+    """Something optional is not installed: names the package and the command that installs it."""
+
+    exit_code = 2
+
+
+class RequestError(PagedError):
+    """One request is refused; others are not disturbed.
+
+    Args:
+        message: One line with numbers and remedy.
+        code: Short stable word for programs, such as `prompt_too_long` or `invalid_value`.
+        status: HTTP status that a server answers with (400, 413, 429, 503 ...).
+        field: Name of the offending request field, if one is to blame.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "invalid_request",
+        status: int = 400,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        self.field = field
+
+
+class EngineDead(PagedError):
+    """The executor failed; the engine serves nothing more. The cause is chained."""
