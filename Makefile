@@ -1,0 +1,63 @@
+# What can be done in this checkout. CI and pre-commit run these same targets. PYTHON makes the environment, VENV holds it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check bench clean
+
+help:            ## list the targets
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+
+install: $(STAMP)  ## make the environment with everything for tests and every command
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -e '.[test]'
+	touch $@
+
+check: lint types imports docs-check sizes  ## everything but the tests
+
+lint: $(STAMP)   ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)  ## ruff: mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(STAMP)  ## the layers of docs/architecture.md
+	$(BIN)/lint-imports
+
+docs: $(STAMP)   ## write the generated pages
+	$(BIN)/python tools/cli_docs.py
+
+docs-check: $(STAMP)  ## the generated pages are up to date
+	$(BIN)/python tools/cli_docs.py --check
+
+sizes:           ## files, functions and settings as a table
+	$(PYTHON) tools/size_table.py
+
+test: $(STAMP)   ## all tests of the everyday run
+	$(BIN)/pytest
+
+test-core:       ## the core in an environment without torch, numpy or transformers
+	$(PYTHON) -m venv $(VENV)-core
+	$(VENV)-core/bin/pip install --quiet pytest pytest-timeout hypothesis
+	PYTHONPATH=. $(VENV)-core/bin/pytest tests/core -m 'not nightly' -p no:cacheprovider
+
+nightly: $(STAMP)  ## the long proofs: 10,000 workloads, soaks
+	$(BIN)/pytest -m 'nightly or not nightly' --timeout 7200
+
+gpu-check: $(STAMP)  ## what means something on a GPU, on --device cuda; no network needed
+	$(BIN)/python tools/gpu_check.py
+
+bench: $(STAMP)  ## batching and KV allocation compared on the real model; writes build/bench-batching.json
+	mkdir -p build
+	$(BIN)/python -m pagedcli.bench.batching --json build/bench-batching.json
+
+clean:
+	rm -rf $(VENV) $(VENV)-core build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
