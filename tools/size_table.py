@@ -53,7 +53,9 @@ def packages() -> dict[str, list[Path]]:
 
 def main() -> int:
     """Print the table, then what lies over the guides."""
-    print(f"{'package':24} {'files':>5} {'lines':>6} {'largest':>7} {'functions':>9} {'median':>6} {'p90':>4} {'max':>4}")
+    print(
+        f"{'package':24} {'files':>5} {'lines':>6} {'largest':>7} {'functions':>9} {'median':>6} {'p90':>4} {'max':>4}"
+    )
     notable: list[str] = []
     for name, files in packages().items():
         lines = {path: len(path.read_text().splitlines()) for path in files}

@@ -1,1 +1,1 @@
-"""See docs/architecture.md: layer `workloads`."""
+"""Seeded lists of requests, shared by the benchmarks, the tests and the simulator. Standard library only."""
