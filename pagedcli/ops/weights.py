@@ -1,0 +1,92 @@
+"""Weight handles: what a layer holds instead of a tensor. Imports nothing of a backend.
+
+A layer names a handle and passes it to an op; only the backend that made the handle looks inside `data`. Linears that
+share their input (q, k, v; gate and up) are one `FusedLinear` of named parts: one call, and one group for quantization.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Shard = Literal["none", "column", "row"]
+
+
+class HostTensor(Protocol):
+    """A stored tensor, as `checkpoint.RawTensor` gives it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> str:
+        """safetensors' name: "F32", "BF16", "F16", "F64"."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def data(self) -> Any:
+        """1-D numpy uint8 view of the bytes, row-major, little-endian."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """One of the checkpoint's linears inside a fused one: `size` consecutive output features."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLinear:
+    """Output features of all parts one after the other, over one input.
+
+    Attributes:
+        parts: In the order of the output features; `name` is the checkpoint's, without ".weight".
+        in_features: Input features.
+        shard: How tensor parallelism would cut it: by output (column), by input (row) or not at all.
+        method: How the weight is stored; "dense" is [out_features, in_features] of the run's dtype.
+        weight: The backend's.
+        bias: The backend's [out_features], or None.
+    """
+
+    parts: tuple[LinearPart, ...]
+    in_features: int
+    shard: Shard
+    method: str
+    weight: Any
+    bias: Any
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A norm's weight, [size] of the run's dtype."""
+
+    name: str
+    size: int
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTable:
+    """[vocab_size, hidden_size] of the run's dtype; a tied head shares `data`."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Cosines and sines of every position, [max_positions, head_dim / 2] float32 each, attention factor included."""
+
+    max_positions: int
+    head_dim: int
+    cos: Any
+    sin: Any
