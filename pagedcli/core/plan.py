@@ -117,6 +117,8 @@ class StepResult:
         logprobs: Of the sampled token, where the request asked for logprobs, else None.
         prompt_logprobs: For the rows of `logit_rows` that predict a prompt token, in order; else empty.
         seconds: Time that the device was busy with this plan.
+        errors: Why a request failed in this step (one line for its user), per entry, or empty if none did. A failed
+            entry has NO_TOKEN and no logprobs; its request can only be ended, the others are not affected.
     """
 
     step: int
@@ -124,3 +126,4 @@ class StepResult:
     logprobs: tuple[TokenLogprob | None, ...]
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...]
     seconds: float
+    errors: tuple[str | None, ...] = ()
