@@ -1,1 +1,1 @@
-"""See docs/architecture.md: layer `models`."""
+"""Model families: config to spec, spec to wiring over the ops protocol. Imports no backend."""

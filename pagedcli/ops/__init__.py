@@ -1,1 +1,1 @@
-"""See docs/architecture.md: layer `ops`."""
+"""The functions that models compute with: a protocol, weight handles, and the backends behind it."""

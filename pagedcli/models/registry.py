@@ -1,0 +1,49 @@
+"""The families that are known, and the refusal of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagedcli.errors import CheckpointError
+from pagedcli.models import llama, mistral, qwen2, qwen3
+from pagedcli.models.family import Family
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+
+
+def known_architectures() -> tuple[str, ...]:
+    """Names as in `architectures` of config.json."""
+    return tuple(family.architecture for family in FAMILIES)
+
+
+def find_family(config: Mapping[str, Any], source: str) -> Family:
+    """The family of a config, by `architectures`, else by `model_type`.
+
+    Raises:
+        CheckpointError: None, or weights quantized in a way that is not read.
+    """
+    names = config.get("architectures") or []
+    wanted = str(names[0]) if names else f"model_type {config.get('model_type')!r}"
+    for family in FAMILIES:
+        if family.architecture == wanted or (not names and family.model_type == config.get("model_type")):
+            _refuse_quantized(config, source)
+            return family
+    raise CheckpointError(
+        f"{source}: architecture {wanted} is not known; known: {', '.join(known_architectures())}"
+    )
+
+
+def family_of(architecture: str) -> Family:
+    """The family of a `ModelSpec.architecture`."""
+    return next(family for family in FAMILIES if family.architecture == architecture)
+
+
+def _refuse_quantized(config: Mapping[str, Any], source: str) -> None:
+    settings = config.get("quantization_config")
+    if settings is None:
+        return
+    method = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
+    raise CheckpointError(
+        f"{source}: weights quantized by {method!r} are not read yet; use the original checkpoint or a GGUF file"
+    )
