@@ -132,13 +132,8 @@ def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best, columns.gather(1, order)
 
 
-def argmax(values: Tensor) -> Tensor:
-    """Column of each row's greatest value, ties to the lowest: [rows, columns] -> [rows] int64."""
-    best = values.amax(dim=1, keepdim=True)
-    return (values == best).to(torch.uint8).argmax(dim=1)
-
-
 def log_normalizer(logits: Tensor) -> Tensor:
-    """Logarithm of the sum of exp of each row: [rows, columns] float64 -> [rows] float64; NaN where a row is all -inf."""
+    """Logarithm of the sum of exp of each row: [rows, columns] float64 -> [rows]; NaN where a row is all -inf."""
     best = logits.amax(dim=1, keepdim=True)
-    return best[:, 0] + torch.log(tree_sum(rowwise(torch.exp, logits - best)))
+    total = tree_sum(rowwise(torch.exp, logits - best))
+    return (best + rowwise(torch.log, total[:, None]))[:, 0]
