@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import threading
 import time
 import zlib
@@ -229,7 +230,12 @@ class ByteTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         start = [BOS] if self._add_bos and add_special_tokens else []
-        return start + list(text.encode())
+        try:
+            return start + list(text.encode())
+        except UnicodeEncodeError:
+            raise RequestError(
+                "prompt has half a surrogate pair", code="invalid_value", field="prompt"
+            ) from None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
@@ -241,7 +247,7 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.decode([token_id], skip_special_tokens=False)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> ByteDetokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True, continuing: bool = False) -> ByteDetokenizer:
         return ByteDetokenizer(skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
@@ -253,7 +259,7 @@ class ByteTokenizer:
         **arguments: Any,
     ) -> str:
         roles = [message["role"] for message in messages]
-        if any(first == second for first, second in zip(roles, roles[1:], strict=False)):
+        if any(first == second for first, second in itertools.pairwise(roles)):
             raise RequestError("Conversation roles must alternate", code="chat_template", field="messages")
         text = "".join(f"[{message['role']}]{message['content']}\n" for message in messages)
         return text + ("[assistant]" if add_generation_prompt else "")

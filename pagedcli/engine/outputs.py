@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedcli.core.request import FinishReason
+from pagedcli.core.stats import SchedulerStats
 from pagedcli.errors import EngineDead, RequestError
 
 
@@ -192,8 +193,8 @@ class EngineStats:
         requests_rejected: Requests refused, by error code.
         prompt_tokens_per_s: Positions of prompts computed, over the last seconds (`timing.WINDOW_S`).
         generated_tokens_per_s: Tokens sampled, over the same time.
-        kv_use: Part of the pool's blocks that running requests hold, 0 to 1.
-        kv_stored_use: Tokens stored over token slots allocated to running requests, shared pages once; 1.0 if none.
+        kv_use: Tokens stored over token slots allocated to running requests, shared pages once; 0 if nothing runs.
+        pool_use: Part of the pool's blocks that running requests hold, 0 to 1.
         blocks_free: Blocks that hold nothing.
         blocks_cached: Blocks kept for prefix hits, evictable.
         blocks_used: Blocks that running requests hold (shared ones once).
@@ -202,6 +203,7 @@ class EngineStats:
         executor_busy_total: The same since the first request.
         executor_seconds: Seconds that the executor was computing.
         gap_seconds: The rest, by cause.
+        scheduler: The scheduler's own counters, peaks included.
     """
 
     uptime_s: float
@@ -221,7 +223,7 @@ class EngineStats:
     prompt_tokens_per_s: float
     generated_tokens_per_s: float
     kv_use: float
-    kv_stored_use: float
+    pool_use: float
     blocks_free: int
     blocks_cached: int
     blocks_used: int
@@ -230,6 +232,7 @@ class EngineStats:
     executor_busy_total: float
     executor_seconds: float
     gap_seconds: GapSeconds
+    scheduler: SchedulerStats
 
     @property
     def prefix_hit_rate(self) -> float:

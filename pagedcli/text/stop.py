@@ -23,6 +23,7 @@ class StopMatcher:
         self._stops = stops
         self._include = include
         self._held = ""
+        self._num_passed = 0
         self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -30,17 +31,32 @@ class StopMatcher:
         if self.matched is not None:
             return "", True
         text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [(start + len(stop), start) for stop in self._stops if (start := self._find(text, stop)) >= 0]
         if found:
             return self._end_at(text, *min(found)), True
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
+        self._num_passed = 0
+        return self._hold(text), False
+
+    def skip(self, text: str) -> str:
+        """Take more text in which no stop counts that is complete by its end (`min_tokens`); one may begin in it."""
+        shown = self._hold(self._held + text)
+        self._num_passed = len(self._held)
+        return shown
 
     def finish(self) -> str:
         """Return what is still held back: the text has ended without completing a stop."""
         held, self._held = self._held, ""
         return held
+
+    def _find(self, text: str, stop: str) -> int:
+        """Where a stop begins that ends behind what was skipped; -1: nowhere."""
+        return text.find(stop, max(0, self._num_passed - len(stop) + 1))
+
+    def _hold(self, text: str) -> str:
+        """Keep back the end of `text` that may be the beginning of a stop; return the rest."""
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
 
     def _end_at(self, text: str, end: int, start: int) -> str:
         self.matched = text[start:end]

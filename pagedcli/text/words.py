@@ -8,14 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Protocol
 
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import RequestError
-from pagedcli.text.tokenizer import Tokenizer
+
+
+class Encoder(Protocol):
+    """What this needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token id."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text."""
 
 
 def resolve_words(
-    params: SamplingParams, tokenizer: Tokenizer, vocab_size: int | None = None
+    params: SamplingParams, tokenizer: Encoder, vocab_size: int | None = None
 ) -> SamplingParams:
     """The same parameters with words turned into token ids; RequestError names the field and the id or word.
 
@@ -49,7 +60,7 @@ def _unique(ids: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _spellings(word: str, field: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+def _spellings(word: str, field: str, tokenizer: Encoder) -> list[tuple[int, ...]]:
     """Token ids of a word as it is written and after a space, without what the tokenizer adds around texts."""
     spellings = [
         tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, " " + word.lstrip(" "))

@@ -1,0 +1,57 @@
+"""Keyword arguments of `LLM` and `AsyncLLM` turned into an `EngineConfig`. May import `config` and `errors`.
+
+Every field of the configuration is a keyword by its own name; the names are unique across sections. What is unknown
+is refused with the nearest name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+from pagedcli.config import EngineConfig
+from pagedcli.errors import ConfigError
+
+ALIASES = {"block_size": "page_size", "kv_cache_memory_bytes": "kv_memory_bytes"}
+"""Names that other engines use for ours."""
+
+
+def section_of_setting() -> dict[str, str | None]:
+    """Section of each setting by name; None for those of the engine itself."""
+    sections: dict[str, str | None] = {}
+    for part in dataclasses.fields(EngineConfig):
+        value = getattr(EngineConfig(), part.name)
+        if dataclasses.is_dataclass(value):
+            sections.update({field.name: part.name for field in dataclasses.fields(value)})
+        else:
+            sections[part.name] = None
+    return sections
+
+
+def config_from_settings(base: EngineConfig, settings: dict[str, Any]) -> EngineConfig:
+    """`base` with the given settings replaced.
+
+    Raises:
+        ConfigError: A name is unknown, given twice, or a value is out of range.
+    """
+    sections = section_of_setting()
+    changes: dict[str | None, dict[str, Any]] = {}
+    for given, value in settings.items():
+        name = ALIASES.get(given, given)
+        if name not in sections:
+            raise ConfigError(f"unknown setting {given!r}{_suggestion(given, [*sections, *ALIASES])}")
+        part = changes.setdefault(sections[name], {})
+        if name in part:
+            raise ConfigError(f"{name} is given twice, also as {given}: give it once")
+        part[name] = value
+    top = changes.pop(None, {})
+    for section, values in changes.items():
+        assert section is not None
+        top[section] = dataclasses.replace(getattr(base, section), **values)
+    return dataclasses.replace(base, **top)
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]}?" if near else f": known are {', '.join(sorted(known))}"

@@ -1,0 +1,212 @@
+"""The engine's loop without its thread: requests in, one turn at a time, deltas out.
+
+May import `core`, `text` and the engine's other modules; must run on one thread. It translates a caller's request
+into the core's (n samples are n forks with ids of their own), hands events to the output stage and keeps the counts
+that the scheduler cannot know.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pagedcli.core.plan import TokenEvent
+from pagedcli.core.request import FinishReason, Request
+from pagedcli.engine.core import EngineCore
+from pagedcli.engine.output import RequestStage
+from pagedcli.engine.outputs import Delta
+from pagedcli.engine.prompt import Prepared, TextCodec
+from pagedcli.engine.stats import StatsBoard
+from pagedcli.engine.timing import Timing
+from pagedcli.errors import EngineDead, RequestError
+
+logger = logging.getLogger(__name__)
+Sink = Callable[[Delta], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request that was checked and waits in the inbox.
+
+    Attributes:
+        request_id: Unique among unfinished requests.
+        prepared: Tokens and parameters.
+        sink: Gets the deltas.
+        stream: All of them, or only the last.
+        seed: Resolved.
+        arrival: Clock when `add` was called.
+    """
+
+    request_id: str
+    prepared: Prepared
+    sink: Sink
+    stream: bool
+    seed: int
+    arrival: float
+
+
+@dataclass(slots=True)
+class _Open:
+    """An unfinished request: its stage, how it came, and the core's ids of the samples that have not ended."""
+
+    stage: RequestStage
+    submission: Submission
+    sample_ids: set[int]
+
+
+class EngineLoop:
+    """Owns the core and the stages of all unfinished requests.
+
+    Args:
+        core: Scheduler and executor.
+        codec: The model's tokenizer.
+        timing: Told what the thread is doing.
+        clock: Monotonic seconds.
+        board: Told what was answered, and how.
+        on_closed: Called with the id of each request right before its last delta goes out.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        codec: TextCodec,
+        timing: Timing,
+        clock: Callable[[], float],
+        board: StatsBoard,
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self.core = core
+        self._codec = codec
+        self._timing = timing
+        self._clock = clock
+        self._board = board
+        self._on_closed = on_closed
+        self._next_id = 0
+        self._samples: dict[int, tuple[_Open, int]] = {}
+        self._open: dict[str, _Open] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn would do anything: unfinished requests, or plans still in flight."""
+        return self.core.has_work
+
+    def add(self, submission: Submission) -> None:
+        """Hand a request to the scheduler; if that refuses it, answer with the reason."""
+        stage = RequestStage(submission.request_id, submission.prepared, self._codec, submission.arrival)
+        requests = self._requests(submission)
+        entry = _Open(stage, submission, {request.id for request in requests})
+        self._open[submission.request_id] = entry
+        for request in requests:
+            self._samples[request.id] = (entry, request.sample_index)
+        try:
+            for request in requests:
+                self.core.scheduler.add(request, submission.arrival)
+        except RequestError as error:
+            self._fail(entry, error)
+
+    def _requests(self, submission: Submission) -> list[Request]:
+        """The n samples as the core's requests: the first, and forks of it."""
+        prepared = submission.prepared
+        first = self._next_id
+        self._next_id += prepared.params.n
+        return [
+            Request(
+                id=first + index,
+                tokens=list(prepared.tokens),
+                num_prompt=len(prepared.tokens),
+                params=prepared.params,
+                stop_ids=prepared.stop_ids,
+                seed=submission.seed,
+                sample_index=index,
+                fork_of=first if index else None,
+                arrival=submission.arrival,
+            )
+            for index in range(prepared.params.n)
+        ]
+
+    def _fail(self, entry: _Open, error: RequestError) -> None:
+        """Answer a request, all its samples, with an error."""
+        self._board.refused(error)
+        self._drop(entry)
+        self._send(entry, entry.stage.fail(error, self._clock()))
+
+    def _drop(self, entry: _Open) -> None:
+        """Forget a request; the core frees what its samples hold."""
+        for sample_id in entry.sample_ids:
+            del self._samples[sample_id]
+            self.core.scheduler.abort(sample_id)
+        entry.sample_ids.clear()
+        self._close(entry)
+
+    def _close(self, entry: _Open) -> None:
+        del self._open[entry.stage.request_id]
+        self._on_closed(entry.stage.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request with what it has; its blocks are free at once."""
+        entry = self._open.get(request_id)
+        if entry is None:
+            return
+        self._board.aborted()
+        self._drop(entry)
+        for delta in entry.stage.end_all(FinishReason.ABORT, self._clock()):
+            self._send(entry, delta)
+
+    def abort_all(self) -> None:
+        """Abort whatever is unfinished."""
+        for request_id in list(self._open):
+            self.abort(request_id)
+
+    def fail_all(self, error: EngineDead) -> None:
+        """Answer every unfinished request with `error`, without touching the core, which may be broken."""
+        self._samples.clear()
+        for entry in list(self._open.values()):
+            self._close(entry)
+            self._send(entry, entry.stage.fail(error, self._clock()))
+
+    def turn(self) -> None:
+        """Expire deadlines, schedule or await one step, deliver what came of it."""
+        self._take(self.core.expire())
+        self._take(self.core.step())
+
+    def _take(self, events: Sequence[TokenEvent]) -> None:
+        if not events:
+            return
+        self._timing.mark("tokenizer")
+        now = self._clock()
+        for event in events:
+            # A sample that was ended by a stop text or an abort may still get an event that was on its way.
+            if event.request_id in self._samples:
+                self._take_one(event, now)
+        self._timing.mark("scheduler")
+
+    def _take_one(self, event: TokenEvent, now: float) -> None:
+        entry, index = self._samples[event.request_id]
+        if event.error is not None:
+            self._fail(entry, RequestError(event.error, code="step_failed", status=500))
+            return
+        delta = entry.stage.take(index, event, now)
+        if delta is None:
+            return
+        if delta.finish_reason is not None:
+            self._end_sample(event, entry)
+        if delta.output is not None:
+            self._board.finished(str(delta.output.finish_reason))
+            self._close(entry)
+        self._send(entry, delta)
+
+    def _end_sample(self, event: TokenEvent, entry: _Open) -> None:
+        del self._samples[event.request_id]
+        entry.sample_ids.discard(event.request_id)
+        if event.finish is None:
+            self.core.scheduler.finish(event.request_id, FinishReason.STOP)
+
+    def _send(self, entry: _Open, delta: Delta) -> None:
+        if not entry.submission.stream and delta.output is None:
+            return
+        try:
+            entry.submission.sink(delta)
+        except Exception:  # noqa: BLE001 - the caller's code: what is wrong with it costs its own request, never the engine.
+            logger.exception("the sink of request %s failed; the request is aborted", delta.request_id)
+            self.abort(delta.request_id)

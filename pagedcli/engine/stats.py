@@ -1,0 +1,97 @@
+"""The numbers that displays, metrics and summaries read, put together from scheduler, loop and clock.
+
+May import `core` and the engine's other modules. The engine thread publishes the scheduler's counters after each
+turn as a value; readers on other threads combine it with the present moment, so that rates fall when nothing happens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from pagedcli.core.stats import SchedulerStats
+from pagedcli.engine.outputs import EngineStats
+from pagedcli.engine.timing import Timing
+from pagedcli.errors import RequestError
+
+
+class StatsBoard:
+    """Where the engine thread writes and everybody reads.
+
+    Args:
+        stats: The scheduler's counters at the moment.
+        timing: Spans of the executor.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, stats: Callable[[], SchedulerStats], timing: Timing, clock: Callable[[], float]
+    ) -> None:
+        self._stats = stats
+        self._timing = timing
+        self._clock = clock
+        self._started = clock()
+        self._published = stats()
+        self._lock = threading.Lock()
+        self._finished: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
+        self._num_aborted = 0
+
+    def publish(self) -> None:
+        """Take the scheduler's counters (engine thread only)."""
+        self._published = self._stats()
+
+    def finished(self, reason: str) -> None:
+        """A request was answered."""
+        with self._lock:
+            self._finished[reason] += 1
+
+    def refused(self, error: RequestError) -> None:
+        """A request was refused."""
+        with self._lock:
+            self._rejected[error.code] += 1
+
+    def aborted(self) -> None:
+        """A request was aborted by its caller."""
+        with self._lock:
+            self._num_aborted += 1
+
+    def read(self, num_unfinished: int) -> EngineStats:
+        """Everything as of now."""
+        scheduler = self._published
+        counters, blocks = scheduler.counters, scheduler.blocks
+        rates, busy = self._timing.rates(), self._timing.busy_seconds
+        gaps = self._timing.gaps(idle=num_unfinished == 0)
+        spent = busy + gaps.scheduler + gaps.tokenizer + gaps.no_work
+        with self._lock:
+            finished, rejected, num_aborted = dict(self._finished), dict(self._rejected), self._num_aborted
+        return EngineStats(
+            uptime_s=self._clock() - self._started,
+            num_running=scheduler.running,
+            num_waiting=scheduler.waiting,
+            num_unfinished=num_unfinished,
+            num_steps=counters.steps,
+            prompt_tokens=counters.prefix_query_tokens,
+            cached_tokens=counters.prefix_hit_tokens,
+            generated_tokens=counters.generated_tokens,
+            computed_tokens=counters.computed_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            num_preemptions=counters.preemptions,
+            requests_finished=finished,
+            requests_aborted=num_aborted,
+            requests_rejected=rejected,
+            prompt_tokens_per_s=rates.prompt_tokens_per_s,
+            generated_tokens_per_s=rates.generated_tokens_per_s,
+            kv_use=scheduler.kv_use,
+            pool_use=scheduler.pool_use,
+            blocks_free=blocks.free,
+            blocks_cached=blocks.cached,
+            blocks_used=blocks.used,
+            blocks_shared=blocks.shared,
+            executor_busy=rates.executor_busy,
+            executor_busy_total=busy / spent if spent else 0.0,
+            executor_seconds=busy,
+            gap_seconds=gaps,
+            scheduler=scheduler,
+        )

@@ -1,0 +1,218 @@
+"""How busy the executor is, and why it is not: measured round the executor, not inside the scheduler.
+
+May import `core` and the executor's contract. An executor's time is a row of busy spans with gaps between them; what
+the engine thread did during a gap is its cause:
+
+    engine   |schedule|.wait.|apply|detokenize|schedule|..................|schedule|
+    executor          |=== step ===|                    |=== step ===|
+    gap                            |scheduler,tokenizer,scheduler|   |no_work, scheduler|
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from pagedcli.core.plan import StepPlan, StepResult
+from pagedcli.engine.executor import Executor, ExecutorInfo, StepHandle
+from pagedcli.engine.outputs import GapSeconds
+
+Cause = Literal["scheduler", "tokenizer", "no_work"]
+WINDOW_S = 5.0
+"""Length of the sliding window over which rates are taken, in seconds."""
+MAX_SEGMENTS = 65536
+"""Marks kept while no step runs; older ones would count as scheduler time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One step as the displays see it.
+
+    Attributes:
+        start: Clock when the executor began it.
+        end: Clock when the executor had done it.
+        prompt_tokens: Positions of prompts (and of recomputed sequences) computed.
+        generated_tokens: Tokens sampled.
+        num_seqs: Entries of the plan.
+    """
+
+    start: float
+    end: float
+    prompt_tokens: int
+    generated_tokens: int
+    num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Tokens per second and busy part over the last `WINDOW_S` seconds."""
+
+    prompt_tokens_per_s: float
+    generated_tokens_per_s: float
+    executor_busy: float
+
+
+class Timing:
+    """Clock marks of the engine thread and spans of the executor. Every method may be called on any thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cause: Cause = "no_work"
+        self._cause_since = clock()
+        self._segments: deque[tuple[float, float, Cause]] = deque(maxlen=MAX_SEGMENTS)
+        self._num_tokenizing = 0
+        self._idle = True
+        self._first: float | None = None
+        self._last_end = 0.0
+        self._busy_s = 0.0
+        self._gaps: dict[Cause, float] = {"scheduler": 0.0, "tokenizer": 0.0, "no_work": 0.0}
+        self._samples: deque[StepSample] = deque()
+
+    def mark(self, cause: Cause) -> None:
+        """The engine thread turns to `cause` (waiting for callers that still tokenize is text work)."""
+        with self._lock:
+            self._idle = cause == "no_work"
+            self._switch("tokenizer" if self._idle and self._num_tokenizing else cause)
+
+    @contextmanager
+    def tokenizing(self) -> Iterator[None]:
+        """Round the tokenization of a prompt on a caller's thread."""
+        with self._lock:
+            self._num_tokenizing += 1
+            if self._first is None:
+                self._first = self._last_end = self._clock()
+            if self._idle:
+                self._switch("tokenizer")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_tokenizing -= 1
+                if self._idle and not self._num_tokenizing:
+                    self._switch("no_work")
+
+    def _switch(self, cause: Cause) -> None:
+        now = self._clock()
+        if now > self._cause_since:
+            self._segments.append((self._cause_since, now, self._cause))
+        self._cause, self._cause_since = cause, now
+
+    def step_done(self, submitted: float, result: StepResult, plan: StepPlan) -> None:
+        """A plan's result was read: it kept the executor busy for `result.seconds` after it could start."""
+        now = self._clock()
+        generated = sum(1 for token in result.tokens if token >= 0)
+        decodes = sum(
+            1 for entry in plan.entries if entry.n == 1 and entry.samples and entry.admission is None
+        )
+        with self._lock:
+            if self._first is None:
+                self._first = self._last_end = submitted
+            start = max(submitted, self._last_end)
+            end = min(max(start, start + result.seconds), max(now, start))
+            self._close_gap(start)
+            self._busy_s += end - start
+            self._last_end = end
+            self._samples.append(
+                StepSample(start, end, plan.num_tokens - decodes, generated, len(plan.entries))
+            )
+            while self._samples and self._samples[0].end < now - WINDOW_S:
+                self._samples.popleft()
+
+    def _close_gap(self, until: float) -> None:
+        """Add the gap from the last busy span to `until` to its causes and forget what lies before `until`."""
+        for cause, seconds in self._causes(self._last_end, until).items():
+            self._gaps[cause] += seconds
+        while self._segments and self._segments[0][1] <= until:
+            self._segments.popleft()
+
+    def _causes(self, start: float, end: float) -> dict[Cause, float]:
+        """How [start, end] divides by cause; what no segment covers was spent waking up: scheduler."""
+        seconds: dict[Cause, float] = {"scheduler": 0.0, "tokenizer": 0.0, "no_work": 0.0}
+        current = (self._cause_since, max(end, self._cause_since), self._cause)
+        for segment_start, segment_end, cause in (*self._segments, current):
+            seconds[cause] += max(0.0, min(segment_end, end) - max(segment_start, start))
+        seconds["scheduler"] += max(0.0, end - start - sum(seconds.values()))
+        return seconds
+
+    def gaps(self, *, idle: bool) -> GapSeconds:
+        """Gaps so far; with `idle` (nothing is in flight) the one that is open now counts too."""
+        with self._lock:
+            total = dict(self._gaps)
+            if idle and self._first is not None:
+                for cause, seconds in self._causes(self._last_end, self._clock()).items():
+                    total[cause] += seconds
+            return GapSeconds(total["scheduler"], total["tokenizer"], total["no_work"])
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds that the executor was computing."""
+        with self._lock:
+            return self._busy_s
+
+    def rates(self) -> Rates:
+        """Rates over the window that ends now; a step that began before it counts in part."""
+        with self._lock:
+            now = self._clock()
+            if self._first is None:
+                return Rates(0.0, 0.0, 0.0)
+            since = max(self._first, now - WINDOW_S)
+            length = max(now - since, 1e-9)
+            prompt = generated = busy = 0.0
+            for sample in self._samples:
+                part = _part_since(sample, since)
+                prompt += part * sample.prompt_tokens
+                generated += part * sample.generated_tokens
+                busy += part * (sample.end - sample.start)
+            return Rates(prompt / length, generated / length, min(1.0, busy / length))
+
+    def samples(self) -> tuple[StepSample, ...]:
+        """The steps of the window, oldest first."""
+        with self._lock:
+            return tuple(self._samples)
+
+
+def _part_since(sample: StepSample, since: float) -> float:
+    if sample.start >= since:
+        return 1.0
+    if sample.end <= since:
+        return 0.0
+    return (sample.end - since) / (sample.end - sample.start)
+
+
+class _TimedHandle:
+    def __init__(self, handle: StepHandle, plan: StepPlan, submitted: float, timing: Timing) -> None:
+        self._handle, self._plan, self._submitted, self._timing = handle, plan, submitted, timing
+
+    def done(self) -> bool:
+        return self._handle.done()
+
+    def result(self) -> StepResult:
+        result = self._handle.result()
+        self._timing.step_done(self._submitted, result, self._plan)
+        return result
+
+
+class TimedExecutor:
+    """An executor that reports each of its steps to a `Timing`."""
+
+    def __init__(self, executor: Executor, timing: Timing, clock: Callable[[], float]) -> None:
+        self._executor, self._timing, self._clock = executor, timing, clock
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Facts about the executor underneath."""
+        return self._executor.info
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Queue the plan and note when."""
+        submitted = self._clock()
+        return _TimedHandle(self._executor.submit(plan), plan, submitted, self._timing)
+
+    def close(self) -> None:
+        """Close the executor underneath."""
+        self._executor.close()
