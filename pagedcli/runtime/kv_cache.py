@@ -6,10 +6,15 @@ a cell is read only after the plan that computes its position, or a copy, wrote 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from pagedcli.errors import ConfigError
+from pagedcli.runtime.memory import show_bytes
 
 
 class PagedKVCache:
@@ -74,10 +79,14 @@ class PagedKVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # calloc, which torch.zeros on a CPU is not: a pool larger than what is ever used costs nothing.
-    import numpy as np
-
-    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        # calloc, which torch.zeros on a CPU is not: a pool larger than what is ever used costs nothing.
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigError(
+            f"{shape[2]} pages take {show_bytes(num_bytes)} for KV, which {device} does not have: "
+            "lower --num-pages or --kv-memory"
+        ) from error

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pagedcli.core.plan import NO_TOKEN, StepPlan, StepResult, TokenLogprob
 from pagedcli.engine.executor import ExecutorInfo
+from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.batch import ForwardBatch, KVCache
 from pagedcli.runtime.batch_state import BatchState, SamplingBatch
@@ -198,18 +199,28 @@ class Worker:
         timer = Timer(self._device)
         self._kv.copy_blocks(plan.copies)
         batch, sampling = self._state.apply(plan)
-        logits = self._model.forward(batch, self._kv)
         pending = PendingStep(plan, sampling, None, None, None, None, timer)
-        if sampling.samples:
-            self._sample(logits, sampling, pending)
-        if sampling.prompt_tokens is not None:
-            pending.prompt = logprobs(logits, sampling.prompt, sampling.prompt_tokens).to_host()
+        try:
+            self._compute(batch, pending)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"{self._device} ran out of memory in a step of {plan.num_tokens} tokens ({error}): lower "
+                "--gpu-memory-utilization (less KV) or --max-num-batched-tokens"
+            ) from error
         timer.stop()
         return pending
 
     def run(self, plan: StepPlan) -> StepResult:
         """Carry a plan out and wait for its result."""
         return self.launch(plan).read()
+
+    def _compute(self, batch: ForwardBatch, pending: PendingStep) -> None:
+        logits = self._model.forward(batch, self._kv)
+        sampling = pending.sampling
+        if sampling.samples:
+            self._sample(logits, sampling, pending)
+        if sampling.prompt_tokens is not None:
+            pending.prompt = logprobs(logits, sampling.prompt, sampling.prompt_tokens).to_host()
 
     def _sample(self, logits: Tensor, sampling: SamplingBatch, pending: PendingStep) -> None:
         tokens, faults = sample(logits, sampling.samples, self._state.store)

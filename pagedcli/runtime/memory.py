@@ -1,0 +1,124 @@
+"""How much memory there is, and how many KV blocks fit into it. Imports torch only for CUDA.
+
+Sizes that the user chose and that do not fit are refused here, with the numbers and the flag, before anything is
+allocated: what a CPU promises (overcommit) it may not keep, and the process would be killed without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+
+from pagedcli.errors import ConfigError
+from pagedcli.models.spec import ModelSpec
+from pagedcli.runtime.cgroups import ControlGroups
+
+CPU_KV_FRACTION = 0.4
+GPU_MEMORY_UTILIZATION = 0.9
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+def show_bytes(count: int) -> str:
+    """A size for people, in binary units."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
+
+def free_memory(groups: ControlGroups | None = None) -> int:
+    """Bytes of main memory that this process can still take: what is available, within its containers' limits."""
+    available = int(psutil.virtual_memory().available)
+    room = (groups or ControlGroups()).free_memory()
+    return available if room is None else min(available, room)
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: str) -> int:
+    """Memory of one block, keys and values of all layers."""
+    return spec.kv_elements_per_token() * block_size * _DTYPE_BYTES[dtype]
+
+
+def blocks_within(budget_bytes: int, bytes_per_block: int) -> int:
+    """Blocks that fit into a budget.
+
+    Raises:
+        ConfigError: Not even one.
+    """
+    if budget_bytes < bytes_per_block:
+        raise ConfigError(
+            f"a page of KV takes {show_bytes(bytes_per_block)}, the memory for KV is "
+            f"{show_bytes(max(0, budget_bytes))}: give --kv-memory {bytes_per_block} or more, or a smaller --page-size"
+        )
+    return budget_bytes // bytes_per_block
+
+
+def automatic_blocks(
+    budget_bytes: int, bytes_per_block: int, *, block_size: int, max_num_seqs: int, max_model_len: int
+) -> int:
+    """Blocks that fit into a budget, at most what all slots together could ever fill."""
+    most_useful = max_num_seqs * -(-max_model_len // block_size)
+    return min(blocks_within(budget_bytes, bytes_per_block), most_useful)
+
+
+def check_kv_fits(num_blocks: int, bytes_per_block: int, free_bytes: int) -> None:
+    """Refuse a pool that does not fit into what is free.
+
+    Raises:
+        ConfigError: With the largest pool that would.
+    """
+    needed = num_blocks * bytes_per_block
+    if needed <= free_bytes:
+        return
+    remedy = (
+        f"--num-pages {free_bytes // bytes_per_block}" if free_bytes >= bytes_per_block else "a smaller model"
+    )
+    raise ConfigError(
+        f"{num_blocks} pages of {show_bytes(bytes_per_block)} take {show_bytes(needed)} for KV, "
+        f"{show_bytes(free_bytes)} is free: use {remedy}"
+    )
+
+
+def cpu_kv_budget(groups: ControlGroups | None = None) -> int:
+    """Memory for KV on a CPU if nobody says: 40% of what is free."""
+    return int(free_memory(groups) * CPU_KV_FRACTION)
+
+
+def cuda_kv_budget(device: str, utilization: float, step_bytes: int) -> int:
+    """Memory for KV on a GPU: utilization of it all, less what is in use (weights) and the peak of a step.
+
+    Args:
+        device: "cuda:0" ...
+        utilization: Part of the GPU's memory that we may use, above 0, at most 1.
+        step_bytes: Peak of the largest step (`peak_bytes`, `profile.largest_step`).
+
+    Raises:
+        ConfigError: Nothing is left.
+    """
+    import torch
+
+    free, total = torch.cuda.mem_get_info(torch.device(device))
+    used = total - free
+    budget = int(total * utilization) - used - step_bytes
+    if budget <= 0:
+        raise ConfigError(
+            f"{device} has {show_bytes(total)}, {utilization:g} of it may be used: {show_bytes(used)} is in use "
+            f"(weights included) and a step takes {show_bytes(step_bytes)}, so that nothing is left for KV: raise "
+            "--gpu-memory-utilization, lower --max-num-batched-tokens, or free the GPU"
+        )
+    return budget
+
+
+def peak_bytes(device: str, run_step: Callable[[], object]) -> int:
+    """Bytes that `run_step` allocates on a GPU at its peak, beyond what was allocated before."""
+    import torch
+
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run_step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
