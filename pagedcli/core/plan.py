@@ -1,17 +1,22 @@
 """What passes between the core and an executor: a `StepPlan` of plain values down, a `StepResult` back.
 
-Standard library only; may import `core.sampling`. Nothing here holds a tensor or a live request, so that a plan can
-be sent to another process or rank as bytes.
+Standard library and `core` only. Nothing here holds a tensor or a live request, so that a plan can be sent to another
+process or rank as bytes (`wire`).
 
 A plan is carried out in this order, and executors run plans in the order of submission (I10):
 
     freed slots -> copies (src block -> dst block) -> entries (admission first, then new blocks, then compute)
+
+Entries of one plan may read KV that other entries of the same plan write (a prefix published in this very step), so
+in every layer the K and V of all entries are written before any attention of that layer is computed.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from pagedcli.core.request import FinishReason
 from pagedcli.core.sampling import SamplingParams
 
 NO_TOKEN = -1
@@ -127,3 +132,30 @@ class StepResult:
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...]
     seconds: float
     errors: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What the scheduler tells of one request: a token, its end, or both.
+
+    Attributes:
+        request_id: Which request.
+        token: Token id; None if the request ends without one (deadline, or max_tokens 0).
+        index: Output tokens before this one.
+        logprob: Of `token`, where the request asked for logprobs.
+        prompt_logprobs: Of the second to the last prompt token, all of them, once, where the request asked for them.
+        finish: Set in the last event of a request. `abort` and `finish` of the scheduler make no event.
+        error: Why the device could not go on with this request (its `finish` is then abort), for its user.
+        cached_tokens: Prompt tokens that were served from shared blocks at its first admission.
+        first_scheduled: Time on the engine's clock at which it was first admitted; NaN if it never was.
+    """
+
+    request_id: int
+    token: int | None
+    index: int
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    finish: FinishReason | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+    first_scheduled: float = math.nan

@@ -1,0 +1,106 @@
+"""A step plan in the making: entries are issued into it and the budget runs down. Standard library and `core` only.
+
+I6: `num_pending` and `inflight` of a request are raised here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from pagedcli.core.kv_manager import Copies, KVManager
+from pagedcli.core.plan import Admission, PlanEntry, StepPlan
+from pagedcli.core.request import Request
+from pagedcli.core.stats import Counters
+
+_FIRST_ROW = (0,)
+
+
+class PlanBuilder:
+    """Collects what one step does.
+
+    Attributes:
+        step: Number of the plan.
+        budget: Tokens that can still be issued.
+        preempted: Whether a request lost its blocks while this plan was made.
+    """
+
+    def __init__(self, step: int, budget: int, kv: KVManager, counters: Counters) -> None:
+        self.step = step
+        self.budget = budget
+        self.preempted = False
+        self._kv = kv
+        self._counters = counters
+        self._entries: list[PlanEntry] = []
+        self._copies: list[tuple[int, int]] = []
+
+    def copy(self, copies: Copies) -> None:
+        """Have blocks copied before the entries are computed."""
+        self._copies.extend(copies)
+        self._counters.copied_blocks += len(copies)
+
+    def issue(self, request: Request, n: int, *, admitted: bool = False) -> None:
+        """Have the next n positions of a running request computed; its table holds them already (I3)."""
+        start, length = request.num_computed, len(request.tokens) + request.num_pending
+        stop = start + n
+        assert n >= 1, "I3: an entry computes at least one position"
+        samples = stop == length < request.max_len
+        entry = PlanEntry(
+            request.id,
+            request.slot,
+            request.epoch,
+            start,
+            n,
+            samples,
+            _FIRST_ROW if samples and n == 1 else _logit_rows(request, start, n, samples),
+            ()
+            if admitted or request.num_sent == len(request.table)
+            else tuple(request.table[request.num_sent :]),
+            _admission(request) if admitted else None,
+        )
+        self._entries.append(entry)
+        request.num_sent = len(request.table)
+        request.num_computed = stop
+        request.inflight += 1
+        request.num_pending += samples
+        request.served = self.step
+        self.budget -= n
+        if admitted or start < request.num_prompt or start < request.peak_computed:
+            self._note_progress(request, start, stop, admitted)
+        request.peak_computed = max(request.peak_computed, stop)
+        self._publish(request, stop)
+
+    def build(self, freed_slots: tuple[int, ...]) -> StepPlan | None:
+        """The plan, or None if nothing was issued."""
+        if not self._entries:
+            return None
+        return StepPlan(self.step, tuple(self._entries), tuple(self._copies), freed_slots)
+
+    def _note_progress(self, request: Request, start: int, stop: int, admitted: bool) -> None:
+        counters = self._counters
+        counters.prompt_tokens += max(0, min(stop, request.num_prompt) - start)
+        counters.recomputed_tokens += max(0, min(stop, request.peak_computed) - start)
+        if stop >= request.num_prompt and (admitted or start < request.num_prompt):
+            request.prompt_step = self.step
+
+    def _publish(self, request: Request, stop: int) -> None:
+        """I11: blocks of tokens that are known on the host are published when they are issued."""
+        if self._kv.caching:
+            num_known = min(stop, len(request.tokens))
+            if num_known >= (len(request.keys) + 1) * self._kv.block_size:
+                self._kv.publish(request, num_known)
+
+
+def _logit_rows(request: Request, start: int, n: int, samples: bool) -> tuple[int, ...]:
+    """The last row if it samples; while prompt log-probabilities are collected, every row that predicts prompt."""
+    rows = () if request.prompt_logprobs is None else tuple(range(min(n, request.num_prompt - 1 - start)))
+    return (*rows, n - 1) if samples else rows
+
+
+def _admission(request: Request) -> Admission:
+    return Admission(
+        tokens=tuple(request.tokens),
+        table=tuple(request.table),
+        num_prompt=request.num_prompt,
+        sample_index=request.sample_index,
+        seed=request.seed,
+        params=request.params,
+        stop_ids=tuple(sorted(request.stop_ids)),
+    )

@@ -1,0 +1,134 @@
+"""The one seam for policies: order of admission, choice of victims, and how a step's budget is shared.
+
+Standard library and `core` only. Functions of state, without clock or randomness (I4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pagedcli.config import PolicyName
+from pagedcli.core.request import Request
+
+if TYPE_CHECKING:
+    from pagedcli.core.kv_manager import KVManager
+
+MAX_SHARING_PREFILLS = 4
+"""Unfinished prefills that share a budget; beyond it only a prompt that completes at once may join."""
+
+JOIN_WINDOW = 32
+"""Waiting requests that are looked at, in a step, for one that may share the budget with a long prefill."""
+
+PREFIX_WINDOW = 64
+"""Waiting requests whose cached prefix is looked up in a step by the longest-prefix policy."""
+
+FIRST_RANK = -(1 << 62)
+"""Rank of a request that was passed over as often as allowed: before all others, and the last to be a victim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A way to order requests.
+
+    Attributes:
+        rank: The smaller, the earlier; equal ranks go by arrival (I10). Fixed when the request is added.
+        by_prefix: Order the first `PREFIX_WINDOW` waiting requests by the length of their cached prefix instead.
+        max_passed_over: Admissions in a row that may pass over the request that has waited longest; then it is next,
+            so that nobody waits forever (P5).
+    """
+
+    rank: Callable[[Request], int]
+    by_prefix: bool
+    max_passed_over: int
+
+
+def _no_rank(request: Request) -> int:
+    return 0
+
+
+def _priority(request: Request) -> int:
+    return request.params.priority
+
+
+def _total_length(request: Request) -> int:
+    return request.max_computed
+
+
+POLICIES: dict[PolicyName, Policy] = {
+    "fcfs": Policy(_no_rank, by_prefix=False, max_passed_over=64),
+    "priority": Policy(_priority, by_prefix=False, max_passed_over=256),
+    "shortest": Policy(_total_length, by_prefix=False, max_passed_over=16),
+    "longest-prefix": Policy(_no_rank, by_prefix=True, max_passed_over=64),
+}
+
+
+def decode_order(decodes: list[Request], budget: int) -> list[Request]:
+    """Policy order if the budget serves all, else least recently served first.
+
+    Served in that order, no decode waits longer than ceil(decodes / budget) steps, which the configuration keeps at
+    decode_interval or below (max_num_seqs <= max_num_batched_tokens * decode_interval).
+    """
+    if len(decodes) <= budget:
+        return decodes
+    return sorted(decodes, key=lambda request: request.served)
+
+
+def choose_victim(
+    running: Sequence[Request], needy: Request, step: int, max_preemptions: int, kv: KVManager
+) -> Request | None:
+    """Who gives up its blocks so that `needy` can grow: the last in policy order, down to `needy` itself (I9).
+
+    Never one that is in the plan being built, none that was preempted as often as allowed (it runs with all its
+    blocks reserved), and none whose release would free nothing.
+    """
+    for request in reversed(running):
+        if request.served < step and request.num_preemptions < max_preemptions and kv.gain(request) > 0:
+            return request
+        if request is needy:
+            return None
+    return None
+
+
+def reservation(request: Request, max_preemptions: int) -> int:
+    """Tokens to reserve at admission: the whole known length, and more of what may follow after each preemption.
+
+    After max_preemptions it is the maximum length: such a request needs nothing more and is no victim, so the number
+    of preemptions is bounded (A3).
+    """
+    known = min(len(request.tokens), request.max_computed)
+    if request.num_preemptions >= max_preemptions:
+        return request.max_computed
+    return known + (request.max_computed - known) * request.num_preemptions // max_preemptions
+
+
+def split_budget(budget: int, needs: Sequence[int]) -> list[int]:
+    """Max-min fair shares: nobody gets more than it needs, and nobody less than another that got less than it needs.
+
+    The earlier ones get the remainder of the division. Shares sum to min(budget, sum(needs)).
+    """
+    level, left = 0, budget
+    for position, need in enumerate(sorted(needs)):
+        level = left // (len(needs) - position)
+        if need > level:
+            left -= level * (len(needs) - position)
+            break
+        left -= need
+    else:
+        return list(needs)
+    shares = []
+    for need in needs:
+        extra = 1 if need > level and left > 0 else 0
+        left -= extra
+        shares.append(min(need, level) + extra)
+    return shares
+
+
+def may_join(need: int, room: int, prefills: Sequence[int]) -> bool:
+    """Whether a waiting prompt may share the budget with prefills that would take all of it (C2).
+
+    Only one that is shorter than the longest of them, since sharing among equals makes all late; and only while
+    few share, unless it completes at once.
+    """
+    return need < max(prefills) and (need <= room or len(prefills) < MAX_SHARING_PREFILLS)

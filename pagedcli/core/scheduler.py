@@ -1,0 +1,398 @@
+"""Which requests run in a step, with how many tokens and which blocks; and what becomes of the results.
+
+Standard library, `config`, `errors` and `core` only. `schedule()` makes a plan from the state alone (I4: no clock, no
+randomness, no input or output, no logging); time enters through `add`, `apply` and `expire`. It never needs the value
+of a token to plan the next step, so any number of plans may be in flight (I5: the output is the same).
+
+Why nobody waits forever (P5). Whenever something is unfinished and nothing is in flight, `schedule()` returns a plan:
+- Admitted prompts have their blocks reserved, so a prefill always advances once there is budget, and there is: decodes
+  that use all of it end some day, and nobody is admitted meanwhile.
+- A decode that needs a block takes it from the last in policy order that is not in the plan, down to itself. The first
+  in policy order can take everybody's, so it runs; requests that run with everything reserved need no block and run.
+- With nothing running, the first in the queue finds all blocks free (the watermark counts only while others run, and
+  what can never fit was refused: I12). A fork waits for its parent only while that one runs its prefill.
+- Preemptions are bounded per request (A3), and so is how often the longest waiting one is passed over (`queue`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from pagedcli.config import SchedulerConfig
+from pagedcli.core import policy
+from pagedcli.core.blocked import Blocked, BlockedKind
+from pagedcli.core.builder import PlanBuilder
+from pagedcli.core.kv_manager import KVManager
+from pagedcli.core.limits import set_limits
+from pagedcli.core.plan import PlanEntry, StepPlan, StepResult, TokenEvent, TokenLogprob
+from pagedcli.core.request import FinishReason, Request
+from pagedcli.core.roster import Roster
+from pagedcli.core.snapshot import RequestView, Snapshot, view_blocks, view_request
+from pagedcli.core.stats import SchedulerStats
+from pagedcli.errors import RequestError
+
+
+class Scheduler:
+    """Continuous batching over a KV manager, under one token budget per step.
+
+    Args:
+        config: Budget, slots, policy, batching; `depth` is the engine loop's.
+        kv: Who allocates; the scheduler is its only user.
+        max_model_len: Tokens of the longest sequence.
+        watermark: Part of the pool kept free when a request is admitted while others run (`CacheConfig.watermark`).
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, *, max_model_len: int, watermark: float = 0.0
+    ) -> None:
+        self.config = config
+        self.kv = kv
+        self.max_model_len = max_model_len
+        self._policy = policy.POLICIES[config.policy]
+        self._static = config.batching == "static"
+        self._roster = Roster(kv, self._policy, config.max_num_seqs, hold_ended=self._static)
+        self._counters = self._roster.counters
+        self._watermark = math.ceil(watermark * kv.num_blocks)
+        self._batch_open = True
+        self._budget_left = config.max_num_batched_tokens
+        self._deadlines: list[tuple[float, int]] = []
+        self._step = 0
+        self._now = math.nan
+
+    # ---- requests come and go
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._roster.running or self._roster.waiting)
+
+    def add(self, request: Request, now: float) -> None:
+        """Accept a request.
+
+        Raises:
+            RequestError: It can never fit (I12); nothing was changed.
+        """
+        self._now = now
+        try:
+            set_limits(request, self.kv, self.max_model_len)
+        except RequestError:
+            self._counters.rejected += 1
+            raise
+        if math.isnan(request.arrival):
+            request.arrival = now
+        if request.params.deadline_s is not None:
+            heapq.heappush(self._deadlines, (request.arrival + request.params.deadline_s, request.id))
+        if request.params.prompt_logprobs is not None and request.fork_of is None:
+            request.prompt_logprobs = []  # sample 0 delivers them for all samples of its prompt
+        self._roster.add(request)
+
+    def abort(self, request_id: int) -> None:
+        """End a request whose results nobody wants any more; without effect if it has ended."""
+        self.finish(request_id, FinishReason.ABORT)
+
+    def finish(self, request_id: int, reason: FinishReason) -> None:
+        """End a request from outside (stop text, client gone); tokens in flight for it are dropped (I7)."""
+        request = self._roster.requests.get(request_id)
+        if request is not None and request.finish is None:
+            self._roster.end(request, reason)
+
+    def expire(self, now: float) -> list[TokenEvent]:
+        """End the requests whose deadline has come, with what they have."""
+        self._now = now
+        events = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = self._roster.requests.get(heapq.heappop(self._deadlines)[1])
+            if request is not None and request.finish is None:
+                self._roster.end(request, FinishReason.DEADLINE)
+                events.append(_event(request, None))
+        return events
+
+    # ---- planning a step
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step, or None if there is nothing to issue."""
+        if not self._roster.running:
+            self._batch_open = True
+        plan = PlanBuilder(self._step + 1, self.config.max_num_batched_tokens, self.kv, self._counters)
+        self._serve_decodes(plan)
+        self._admit_short_prompts(plan)
+        self._serve_prefills(plan)
+        self._admit_in_order(plan)
+        return self._close(plan)
+
+    def _serve_decodes(self, plan: PlanBuilder) -> None:
+        """Decodes come first, so that no prefill holds them back (A4)."""
+        decodes = [request for request in self._roster.running if request.is_decoding]
+        for request in policy.decode_order(decodes, plan.budget):
+            if plan.budget == 0:
+                return
+            if request.slot >= 0 and self._find_room(plan, request):
+                self._counters.note_decode_gap(plan.step - request.served)
+                plan.issue(request, 1)
+
+    def _find_room(self, plan: PlanBuilder, request: Request) -> bool:
+        """Make the table hold one more token, by preemption if need be (I9); False if it can not run now."""
+        num_tokens = request.num_computed + 1
+        if num_tokens <= len(request.table) * self.kv.block_size:
+            return True
+        while self.kv.grow(request, num_tokens) is not None:
+            victim = policy.choose_victim(
+                self._roster.running, request, plan.step, self.config.max_preemptions, self.kv
+            )
+            if victim is None:
+                return False
+            self._roster.preempt(victim)
+            plan.preempted = True
+            if victim is request:
+                return False
+        return True
+
+    def _admit_short_prompts(self, plan: PlanBuilder) -> None:
+        """Where prefills would take the whole budget, shorter prompts may have up to half of it (C2)."""
+        prefills = [request.remaining for request in self._prefills(plan)]
+        if not prefills or sum(prefills) < plan.budget:
+            return
+        self._roster.waiting.refresh(self.kv.match)
+        room = plan.budget // 2
+        for request in self._roster.waiting.window(policy.JOIN_WINDOW):
+            if room == 0 or not self._may_admit(plan):
+                return
+            share = self._share_of(plan, request, room, prefills)
+            if share == 0:
+                continue
+            if self._start(plan, request, share) is not None:
+                return
+            room -= share
+            prefills.append(request.remaining)
+
+    def _share_of(self, plan: PlanBuilder, request: Request, room: int, prefills: list[int]) -> int:
+        """Tokens with which a waiting request may join running prefills, 0 if it may not."""
+        if request.num_pending or self._waits_for_parent(request, plan.step):
+            return 0
+        waiting = self._roster.waiting
+        need = len(request.tokens) - self.kv.match(request)
+        joins = waiting.first() is request if waiting.overdue else policy.may_join(need, room, prefills)
+        return min(need, room) if joins else 0
+
+    def _serve_prefills(self, plan: PlanBuilder) -> None:
+        """Prompts that are being computed share the budget; their blocks are reserved."""
+        prefills = self._prefills(plan)
+        shares = policy.split_budget(plan.budget, [request.remaining for request in prefills])
+        for request, share in zip(prefills, shares, strict=True):
+            if share:
+                self._extend(request, share)
+                plan.issue(request, share)
+
+    def _prefills(self, plan: PlanBuilder) -> list[Request]:
+        running = self._roster.running
+        return [r for r in running if r.served < plan.step and not r.is_decoding and r.remaining]
+
+    def _admit_in_order(self, plan: PlanBuilder) -> None:
+        """Whoever is first in the queue starts with the budget that is left, until one can not (I8, I10)."""
+        if self._may_admit(plan):
+            self._roster.waiting.refresh(self.kv.match)
+        forks: set[Request] = set()
+        while self._may_admit(plan) and (request := self._roster.waiting.first(forks)) is not None:
+            if self._waits_for_parent(request, plan.step):
+                forks.add(request)
+            elif request.num_pending or self._start(plan, request, plan.budget) is not None:
+                break
+        if plan.budget and not forks:
+            self._batch_open = False
+
+    def _close(self, plan: PlanBuilder) -> StepPlan | None:
+        roster = self._roster
+        built = plan.build(tuple(roster.freed_slots))
+        self._budget_left = plan.budget
+        if built is not None:
+            roster.freed_slots.clear()
+            self._step = plan.step
+            self._counters.steps += 1
+            self._counters.computed_tokens += built.num_tokens
+            roster.gauges.table_tokens += built.num_tokens
+            roster.gauges.note(len(roster.running), roster.stored_tokens(), self.kv.allocated_tokens())
+        return built
+
+    def _may_admit(self, plan: PlanBuilder) -> bool:
+        """A place and budget are there; memory that was just taken from somebody is not handed on at once."""
+        return (
+            plan.budget > 0
+            and bool(self._roster.free_slots)
+            and not plan.preempted
+            and (self._batch_open or not self._static)
+        )
+
+    def _start(self, plan: PlanBuilder, request: Request, room: int) -> Blocked | None:
+        """Admit a request and issue its first chunk of at most `room` tokens, or say why not."""
+        assert request.num_pending == 0, "I8: tokens of its last run are in flight"
+        num_tokens = policy.reservation(request, self.config.max_preemptions)
+        parent = self._running_parent(request)
+        if parent is None:
+            outcome: Blocked | tuple[tuple[int, int], ...] = (
+                self.kv.admit(request, num_tokens, self._spare()) or ()
+            )
+        else:
+            outcome = self.kv.fork(request, parent, num_tokens, self._spare())
+        if isinstance(outcome, Blocked):
+            return outcome
+        plan.copy(outcome)
+        self._roster.enter(request, self._now)
+        share = min(request.remaining, room)
+        self._extend(request, share)
+        plan.issue(request, share, admitted=True)
+        return None
+
+    def _extend(self, request: Request, n: int) -> None:
+        blocked = self.kv.grow(request, request.num_computed + n)
+        assert blocked is None, f"the known length of request {request.id} is reserved, yet it {blocked}"
+
+    def _spare(self) -> int:
+        return self._watermark if self._roster.running else 0
+
+    def _running_parent(self, request: Request) -> Request | None:
+        """The running sample 0 whose prompt a request that never ran can share."""
+        if request.fork_of is None or request.epoch > 0:
+            return None
+        parent = self._roster.requests.get(request.fork_of)
+        return parent if parent is not None and parent.is_running else None
+
+    def _waits_for_parent(self, request: Request, step: int) -> bool:
+        """Its parent's prompt must be issued in an earlier plan: copies are done before the entries of a plan."""
+        parent = self._running_parent(request)
+        return parent is not None and not 0 < parent.prompt_step < step
+
+    # ---- results
+
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
+        """Take in what came of a plan, in the order in which plans were made."""
+        self._now = now
+        events = []
+        errors = result.errors or (None,) * len(plan.entries)
+        rows = zip(plan.entries, result.tokens, result.logprobs, result.prompt_logprobs, errors, strict=True)
+        for entry, token, logprob, prompt_logprobs, error in rows:
+            request = self._roster.requests[entry.request_id]
+            request.inflight -= 1
+            request.num_pending -= entry.samples
+            if request.finish is not None:
+                self._counters.dropped_tokens += entry.samples
+                self._roster.forget_when_done(request)
+            elif error is not None:
+                events.append(self._fail(request, error))
+            else:
+                if request.prompt_logprobs is not None and entry.epoch == request.prompt_epoch:
+                    request.prompt_logprobs.extend(prompt_logprobs)
+                if entry.samples:
+                    events.append(self._take_token(request, entry, token, logprob))
+                elif entry.start + entry.n == request.max_len:
+                    self._roster.end(request, request.limit_reason)
+                    events.append(_event(request, None))
+        return events
+
+    def _take_token(
+        self, request: Request, entry: PlanEntry, token: int, logprob: TokenLogprob | None
+    ) -> TokenEvent:
+        """A preempted request keeps the token as well: it is what the uninterrupted run would have given."""
+        request.tokens.append(token)
+        self._counters.generated_tokens += 1
+        if entry.epoch == request.epoch and self.kv.caching:  # I11: blocks that became known just now
+            num_issued = entry.start + entry.n
+            if num_issued >= (len(request.keys) + 1) * self.kv.block_size:
+                self.kv.publish(request, num_issued)
+        if token in request.stop_ids and request.num_output > request.params.min_tokens:
+            self._roster.end(request, FinishReason.STOP)
+        elif len(request.tokens) >= request.max_len:
+            self._roster.end(request, request.limit_reason)
+        return _event(request, token, logprob)
+
+    def _fail(self, request: Request, error: str) -> TokenEvent:
+        self._counters.failed += 1
+        self._roster.end(request, FinishReason.ABORT)
+        return _event(request, None, error=error)
+
+    # ---- looking in
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Counters and gauges now, as a value."""
+        roster, gauges = self._roster, self._roster.gauges
+        return SchedulerStats(
+            counters=self._counters.copy(),
+            running=len(roster.running),
+            waiting=len(roster.waiting),
+            stored_tokens=roster.stored_tokens(),
+            allocated_tokens=self.kv.allocated_tokens(),
+            peak_running=gauges.peak_running,
+            peak_allocated_tokens=gauges.peak_allocated_tokens,
+            peak_stored_tokens=gauges.peak_stored_tokens,
+            blocks=self.kv.counts(),
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Every block and every request, as a value."""
+        roster = self._roster
+        return Snapshot(
+            step=self._step,
+            block_size=self.kv.block_size,
+            blocks=view_blocks(self.kv, roster.holders()),
+            counts=self.kv.counts(),
+            largest_hole=self.kv.largest_hole(),
+            running=tuple(view_request(request, None) for request in roster.running),
+            held=tuple(request.id for request in roster.held),
+            waiting=self._waiting_views(),
+        )
+
+    def blocked(self, request_id: int) -> Blocked | None:
+        """Why a request waits; None if it runs, has ended or is not known."""
+        views = {view.id: view.blocked for view in self._waiting_views()}
+        return views.get(request_id)
+
+    def check(self) -> None:
+        """Assert the invariants that can be seen from outside a step; for tests and debugging."""
+        self._roster.check()
+
+    def _waiting_views(self) -> tuple[RequestView, ...]:
+        return tuple(
+            view_request(request, self._why_waiting(request, ahead))
+            for ahead, request in enumerate(self._roster.waiting)
+        )
+
+    def _why_waiting(self, request: Request, ahead: int) -> Blocked:
+        roster = self._roster
+        if request.num_pending:
+            return Blocked(BlockedKind.PENDING, request.num_pending, 0)
+        if self._waits_for_parent(request, self._step + 1):
+            return Blocked(
+                BlockedKind.PARENT, request.num_prompt, roster.requests[request.fork_of or 0].num_computed
+            )
+        if self._static and roster.running and not self._batch_open:
+            return Blocked(BlockedKind.BATCH, len(roster.running), 0)
+        if ahead:
+            return Blocked(BlockedKind.ORDER, ahead, 0)
+        if not roster.free_slots:
+            return Blocked(BlockedKind.SLOTS, 1, 0)
+        num_tokens = policy.reservation(request, self.config.max_preemptions)
+        shortage = self.kv.admission_block(request, num_tokens, self._spare())
+        need = len(request.tokens) - self.kv.match(request)
+        return shortage or Blocked(BlockedKind.BUDGET, need, self._budget_left)
+
+
+def _event(
+    request: Request, token: int | None, logprob: TokenLogprob | None = None, error: str | None = None
+) -> TokenEvent:
+    index = request.num_output - (token is not None)
+    prompt_logprobs = None
+    collected = request.prompt_logprobs
+    if collected is not None and len(collected) == request.num_prompt - 1:
+        prompt_logprobs, request.prompt_logprobs = tuple(collected), None
+    return TokenEvent(
+        request.id,
+        token,
+        index,
+        logprob,
+        prompt_logprobs,
+        request.finish,
+        error,
+        request.num_cached,
+        request.first_scheduled,
+    )
