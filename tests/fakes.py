@@ -12,7 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagedcli.config import SchedulerConfig
+from pagedcli.core.kv_manager import PagedKV
 from pagedcli.core.plan import NO_TOKEN, PlanEntry, StepPlan, StepResult, TokenLogprob
+from pagedcli.core.scheduler import Scheduler
+from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.engine.executor import ExecutorInfo, StepHandle
 from pagedcli.errors import RequestError
 
@@ -263,3 +267,26 @@ class ByteTokenizer:
             raise RequestError("Conversation roles must alternate", code="chat_template", field="messages")
         text = "".join(f"[{message['role']}]{message['content']}\n" for message in messages)
         return text + ("[assistant]" if add_generation_prompt else "")
+
+
+def fake_engine(
+    executor: FakeExecutor | None = None,
+    *,
+    depth: int = 2,
+    seed: int = 0,
+    add_bos: bool = False,
+    caching: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> EngineThread:
+    """A running engine over the fakes; `settings` are fields of `SchedulerConfig`. Close it."""
+    executor = executor or FakeExecutor()
+    config = SchedulerConfig(**{"max_num_seqs": executor.max_num_seqs, **settings})
+    scheduler = Scheduler(
+        config,
+        PagedKV(executor.num_blocks, executor.block_size, caching=caching),
+        max_model_len=min(executor.max_model_len, executor.num_blocks * executor.block_size + 1),
+        watermark=0.01,
+    )
+    tokenizer = ByteTokenizer(add_bos=add_bos)
+    return EngineThread(scheduler, executor, tokenizer, EngineSettings(seed, depth), clock=clock).start()

@@ -6,7 +6,7 @@ May import `engine`, `core` and `errors`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.engine.outputs import RequestOutput, Seconds, Usage
@@ -23,12 +23,9 @@ Errors: TypeAlias = Literal["raise", "return"]
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many as a list; a flat list of numbers is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[arg-type]
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast("Prompt", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pagedcli.core.blocked import Blocked
+from pagedcli.core.limits import refuse_if_too_long
+from pagedcli.core.request import Request
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.core.snapshot import Snapshot
 from pagedcli.engine.core import EngineCore
 from pagedcli.engine.executor import Executor
 from pagedcli.engine.loop import EngineLoop, Sink, Submission
 from pagedcli.engine.outputs import EngineStats
-from pagedcli.engine.prompt import SEED_MASK, RequestSpec, TextCodec, mixed_seed, prepare
+from pagedcli.engine.prompt import SEED_MASK, Prepared, RequestSpec, TextCodec, mixed_seed, prepare
 from pagedcli.engine.stats import StatsBoard
 from pagedcli.engine.timing import TimedExecutor, Timing
 from pagedcli.errors import EngineDead, PagedError, RequestError
@@ -137,11 +139,7 @@ class EngineThread:
                 vocab_size=self.info.vocab_size,
                 chat_template=self.settings.chat_template,
             )
-        try:
-            self._scheduler.check(len(prepared.tokens), prepared.params)
-        except RequestError as error:
-            self._board.refused(error)
-            raise
+        self._require_fits(prepared)
         with self._condition:
             self._require_alive()
             request_id = self._claim_id(spec.request_id)
@@ -155,6 +153,15 @@ class EngineThread:
             raise EngineDead(str(self._dead)) from self._dead.__cause__
         if self._stopping:
             raise EngineDead("the engine is closed: it takes no more requests")
+
+    def _require_fits(self, prepared: Prepared) -> None:
+        """Refuse here what the scheduler would refuse there; reads only what never changes."""
+        request = Request(-1, list(prepared.tokens), len(prepared.tokens), prepared.params)
+        try:
+            refuse_if_too_long(request, self._scheduler.kv, self._scheduler.max_model_len)
+        except RequestError as error:
+            self._board.refused(error)
+            raise
 
     def _claim_id(self, wanted: str | None) -> str:
         request_id = uuid.uuid4().hex if wanted is None else wanted

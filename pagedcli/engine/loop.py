@@ -8,9 +8,10 @@ that the scheduler cannot know.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from pagedcli.core.blocked import Blocked
 from pagedcli.core.plan import TokenEvent
 from pagedcli.core.request import FinishReason, Request
 from pagedcli.engine.core import EngineCore
@@ -48,11 +49,11 @@ class Submission:
 
 @dataclass(slots=True)
 class _Open:
-    """An unfinished request: its stage, how it came, and the core's ids of the samples that have not ended."""
+    """An unfinished request: its stage, how it came, and its samples as the core knows them."""
 
     stage: RequestStage
     submission: Submission
-    sample_ids: set[int]
+    requests: list[Request]
 
 
 class EngineLoop:
@@ -95,7 +96,7 @@ class EngineLoop:
         """Hand a request to the scheduler; if that refuses it, answer with the reason."""
         stage = RequestStage(submission.request_id, submission.prepared, self._codec, submission.arrival)
         requests = self._requests(submission)
-        entry = _Open(stage, submission, {request.id for request in requests})
+        entry = _Open(stage, submission, requests)
         self._open[submission.request_id] = entry
         for request in requests:
             self._samples[request.id] = (entry, request.sample_index)
@@ -133,15 +134,28 @@ class EngineLoop:
 
     def _drop(self, entry: _Open) -> None:
         """Forget a request; the core frees what its samples hold."""
-        for sample_id in entry.sample_ids:
-            del self._samples[sample_id]
-            self.core.scheduler.abort(sample_id)
-        entry.sample_ids.clear()
+        for request in entry.requests:
+            if self._samples.pop(request.id, None) is not None:
+                self.core.scheduler.abort(request.id)
         self._close(entry)
 
     def _close(self, entry: _Open) -> None:
         del self._open[entry.stage.request_id]
         self._on_closed(entry.stage.request_id)
+
+    def refuse(self, submission: Submission, error: EngineDead) -> None:
+        """Answer a request that never got as far as the scheduler."""
+        self._on_closed(submission.request_id)
+        stage = RequestStage(submission.request_id, submission.prepared, self._codec, submission.arrival)
+        self._send(_Open(stage, submission, []), stage.fail(error, self._clock()))
+
+    def blocked(self) -> dict[str, Blocked]:
+        """Why requests wait, by id; of n samples the first that waits."""
+        reasons: dict[str, Blocked] = {}
+        for request in self.core.scheduler.snapshot().waiting:
+            if request.id in self._samples and request.blocked is not None:
+                reasons.setdefault(self._samples[request.id][0].stage.request_id, request.blocked)
+        return reasons
 
     def abort(self, request_id: str) -> None:
         """End a request with what it has; its blocks are free at once."""
@@ -167,10 +181,7 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Expire deadlines, schedule or await one step, deliver what came of it."""
-        self._take(self.core.expire())
-        self._take(self.core.step())
-
-    def _take(self, events: Sequence[TokenEvent]) -> None:
+        events = self.core.step()
         if not events:
             return
         self._timing.mark("tokenizer")
@@ -186,19 +197,19 @@ class EngineLoop:
         if event.error is not None:
             self._fail(entry, RequestError(event.error, code="step_failed", status=500))
             return
+        entry.stage.num_preemptions = sum(request.num_preemptions for request in entry.requests)
         delta = entry.stage.take(index, event, now)
         if delta is None:
             return
         if delta.finish_reason is not None:
-            self._end_sample(event, entry)
+            self._end_sample(event)
         if delta.output is not None:
             self._board.finished(str(delta.output.finish_reason))
             self._close(entry)
         self._send(entry, delta)
 
-    def _end_sample(self, event: TokenEvent, entry: _Open) -> None:
+    def _end_sample(self, event: TokenEvent) -> None:
         del self._samples[event.request_id]
-        entry.sample_ids.discard(event.request_id)
         if event.finish is None:
             self.core.scheduler.finish(event.request_id, FinishReason.STOP)
 
@@ -207,6 +218,7 @@ class EngineLoop:
             return
         try:
             entry.submission.sink(delta)
-        except Exception:  # noqa: BLE001 - the caller's code: what is wrong with it costs its own request, never the engine.
+        except Exception:
+            # The caller's code: what is wrong with it costs its own request, never the engine.
             logger.exception("the sink of request %s failed; the request is aborted", delta.request_id)
             self.abort(delta.request_id)

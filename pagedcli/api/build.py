@@ -1,0 +1,201 @@
+"""The composition root: from an `EngineConfig` to a running engine. The only place that knows every layer.
+
+May import everything below `api`; torch comes in only when the backend is made. Building happens in phases with
+names and times (`Engine.phases`), and whatever fails leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pagedcli.api.backend import Backend, load_backend
+from pagedcli.api.convert import load_tokenizer
+from pagedcli.api.resolve import (
+    ResolvedConfig,
+    RunChoice,
+    choose_model_len,
+    choose_pages,
+    choose_run,
+    resolve_device,
+)
+from pagedcli.checkpoint.base import Checkpoint
+from pagedcli.checkpoint.sources import open_checkpoint, resolve_model
+from pagedcli.config import EngineConfig
+from pagedcli.core.kv_contiguous import ContiguousKV, FirstFitKV
+from pagedcli.core.kv_manager import KVManager, PagedKV
+from pagedcli.core.scheduler import Scheduler
+from pagedcli.engine.client import EngineSettings, EngineThread
+from pagedcli.engine.executor import Executor
+from pagedcli.errors import ConfigError
+from pagedcli.models.spec import ModelSpec
+from pagedcli.runtime.memory import block_bytes
+from pagedcli.runtime.threads import compute_threads
+from pagedcli.text.tokenizer import Tokenizer
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+"""Name of the model that is used when none is given."""
+Progress = Callable[[str, int, int], None]
+"""Told (what, done, total) while a model is fetched."""
+
+
+class Phases:
+    """Names and durations of what building an engine consisted of."""
+
+    def __init__(self) -> None:
+        self.seconds: list[tuple[str, float]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time one phase."""
+        started = time.perf_counter()
+        yield
+        self.seconds.append((name, time.perf_counter() - started))
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine and what it was made from; a context manager that closes it.
+
+    Attributes:
+        config: As asked for.
+        resolved: As it runs.
+        tokenizer: The model's.
+        client: The engine's thread: add, abort, stats, snapshot.
+        generation_config: The model's own sampling defaults, in Hugging Face terms.
+        phases: (name, seconds) of what building it took.
+    """
+
+    config: EngineConfig
+    resolved: ResolvedConfig
+    tokenizer: Tokenizer
+    client: EngineThread
+    generation_config: dict[str, Any]
+    phases: tuple[tuple[str, float], ...]
+
+    def close(self, *, drain: bool = False) -> None:
+        """Abort what runs (or serve it first) and free the model."""
+        self.client.close(drain=drain)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> Engine:
+    """Find, read and start a model.
+
+    Args:
+        config: Settings; what is "auto" is resolved here.
+        progress: Told of downloads.
+
+    Raises:
+        ConfigError: A setting cannot be met.
+        CheckpointError: The model cannot be used.
+        MissingDependencyError: Something it needs is not installed.
+    """
+    phases = Phases()
+    # What needs no model is refused before one is fetched.
+    chat_template = _read_template(config.model.chat_template)
+    has_cuda = config.device.device != "cpu" and _has_cuda()
+    resolve_device(config, has_cuda=has_cuda)
+    with phases.phase("find model"):
+        path = resolve_model(config.model.model, progress=progress)
+    with phases.phase("open checkpoint"):
+        checkpoint = open_checkpoint(path)
+        spec = ModelSpec.from_config(checkpoint.config, f"{checkpoint.path}: config")
+    with phases.phase("load tokenizer"):
+        tokenizer = load_tokenizer(checkpoint)
+    run = choose_run(config, spec, has_cuda=has_cuda, cores=compute_threads())
+    with phases.phase("load weights"):
+        backend = load_backend(checkpoint, run)
+    with phases.phase("allocate KV"):
+        resolved, executor = _start(config, checkpoint, run, backend)
+    scheduler = Scheduler(
+        config.scheduler,
+        _kv_manager(config, resolved),
+        max_model_len=resolved.max_model_len,
+        watermark=config.cache.watermark,
+    )
+    settings = EngineSettings(resolved.seed, resolved.depth, chat_template)
+    client = EngineThread(scheduler, executor, tokenizer, settings).start()
+    generation = checkpoint.generation_config
+    return Engine(config, resolved, tokenizer, client, generation, tuple(phases.seconds))
+
+
+def _has_cuda() -> bool:
+    from pagedcli.ops.torch_ops import cuda_is_available
+
+    return cuda_is_available()
+
+
+def _read_template(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template is {file!r}, which cannot be read: {error}") from error
+
+
+def _start(
+    config: EngineConfig, checkpoint: Checkpoint, run: RunChoice, backend: Backend
+) -> tuple[ResolvedConfig, Executor]:
+    """Size the pool, allocate it, and say what was chosen."""
+    spec, size = backend.spec, config.cache.page_size
+    page_bytes = block_bytes(spec, size, run.dtype)
+    num_pages = choose_pages(
+        config,
+        run,
+        page_bytes,
+        free_bytes=backend.free_bytes(),
+        budget_bytes=lambda: backend.kv_budget(config),
+    )
+    model_len, notes = choose_model_len(config, run.model_len, num_pages)
+    resolved = ResolvedConfig(
+        model=config.model.model or DEFAULT_MODEL,
+        path=checkpoint.path,
+        checkpoint_format=checkpoint.format,
+        architecture=spec.architecture,
+        dtype=run.dtype,
+        device=run.device,
+        threads=run.threads,
+        page_size=size,
+        num_pages=num_pages,
+        kv_bytes_per_token=page_bytes // size,
+        kv_bytes=num_pages * page_bytes,
+        weight_bytes=backend.weight_bytes,
+        max_model_len=model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        policy=config.scheduler.policy,
+        depth=run.depth,
+        prefix_caching=config.cache.prefix_caching and config.cache.allocation == "paged",
+        seed=secrets.randbits(32) if config.seed is None else config.seed,
+        seed_drawn=config.seed is None,
+        vocab_size=spec.vocab_size,
+        notes=run.notes + notes,
+    )
+    return resolved, backend.executor(resolved)
+
+
+def _kv_manager(config: EngineConfig, resolved: ResolvedConfig) -> KVManager:
+    blocks, size = resolved.num_pages, resolved.page_size
+    if config.cache.allocation == "contiguous":
+        return ContiguousKV(blocks, size, resolved.max_model_len)
+    if config.cache.allocation == "first-fit":
+        return FirstFitKV(blocks, size)
+    return PagedKV(blocks, size, caching=config.cache.prefix_caching)
