@@ -12,7 +12,7 @@ split that holds nothing for a row adds an exact zero. So it does not matter who
 cut, or how large the blocks are.
 
 There are two sizes of tile, for decodes and for longer chunks. They are used side by side only where this machine's
-library gives both the same bits (tried once per shape, `sizes_agree`); else all rows go through the small one.
+library gives both the same bits (tried once per shape, `tile_tokens`); else all rows go through the small one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 SPLIT = 128
 NARROW_ROWS = 16
 WIDE_ROWS = 64
-MAX_ITEM_BYTES = 64 << 20
+MAX_ITEM_BYTES = 8 << 20
 """Keys gathered at a time; more work is done in several rounds, with the same bits."""
 
 
@@ -108,9 +108,7 @@ def plan_attention(
         seq_lens: Tokens of each sequence, its rows included.
         window: Tokens that a row sees, itself included; None: all.
     """
-    narrow, wide = -(-NARROW_ROWS // heads.group), -(-WIDE_ROWS // heads.group)
-    if not sizes_agree(narrow * heads.group, wide * heads.group, heads.head_dim, block_table.device.type):
-        wide = narrow
+    narrow, wide = tile_tokens(heads.group, heads.head_dim, block_table.device.type, torch.get_num_threads())
     by_size: dict[int, list[Tile]] = {narrow: [], wide: []}
     row = 0
     for sequence, (num_rows, length) in enumerate(zip(query_lens, seq_lens, strict=True)):
@@ -147,23 +145,41 @@ def paged_attention(
 
 
 @cache
+def tile_tokens(group: int, head_dim: int, device: str, threads: int) -> tuple[int, int]:
+    """Tokens in a narrow and in a wide tile, for `group` query heads to a key-value head.
+
+    The narrow tile is one token where the library gives its few rows the bits of a wide tile, else `NARROW_ROWS` rows;
+    the wide one is as narrow if those differ too. `threads` is only part of the key: it may change the library's choice.
+    """
+    wide = -(-WIDE_ROWS // group)
+    for narrow in (1, -(-NARROW_ROWS // group)):
+        if sizes_agree(narrow * group, wide * group, head_dim, device):
+            return narrow, wide
+    return narrow, narrow
+
+
 def sizes_agree(narrow_rows: int, wide_rows: int, head_dim: int, device: str) -> bool:
     """Whether both products give a row the same bits in tiles of either size, tried on random numbers."""
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn((3, wide_rows, head_dim), generator=generator).to(device)
-    keys = torch.randn((3, SPLIT, head_dim), generator=generator).to(device)
-    wide_scores = torch.bmm(q, keys.transpose(1, 2))
-    wide_values = torch.bmm(wide_scores, keys)
+    q = torch.randn((48, wide_rows, head_dim), generator=generator).to(device)
+    keys = torch.randn((48, SPLIT, head_dim), generator=generator).to(device)
+    scores, values = _products(q, keys)
     last = wide_rows - narrow_rows
-    for start in {0, last // 2, last}:
-        rows = slice(start, start + narrow_rows)
-        scores = torch.bmm(q[:, rows].contiguous(), keys.transpose(1, 2))
-        values = torch.bmm(scores, keys)
-        alone = torch.bmm(scores[1:2].contiguous(), keys[1:2].contiguous())
-        same = torch.equal(scores, wide_scores[:, rows]) and torch.equal(values, wide_values[:, rows])
-        if not same or not torch.equal(alone, values[1:2]):
-            return False
-    return True
+    return all(
+        _same_bits(q, keys, scores, values, items, slice(start, start + narrow_rows))
+        for items in (1, 5, 48)
+        for start in {0, last // 2, last}
+    )
+
+
+def _products(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.bmm(q, keys.transpose(1, 2))
+    return scores, torch.bmm(scores, keys)
+
+
+def _same_bits(q: Tensor, keys: Tensor, scores: Tensor, values: Tensor, items: int, rows: slice) -> bool:
+    few_scores, few_values = _products(q[:items, rows].contiguous(), keys[:items].contiguous())
+    return torch.equal(few_scores, scores[:items, rows]) and torch.equal(few_values, values[:items, rows])
 
 
 def _cut(
