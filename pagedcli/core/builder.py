@@ -27,6 +27,8 @@ class PlanBuilder:
         self.budget = budget
         self.preempted = False
         self._kv = kv
+        self._caching = kv.caching
+        self._block_size = kv.block_size
         self._counters = counters
         self._entries: list[PlanEntry] = []
         self._copies: list[tuple[int, int]] = []
@@ -65,7 +67,10 @@ class PlanBuilder:
         if admitted or start < request.num_prompt or start < request.peak_computed:
             self._note_progress(request, start, stop, admitted)
         request.peak_computed = max(request.peak_computed, stop)
-        self._publish(request, stop)
+        if self._caching and min(stop, len(request.tokens)) >= (len(request.keys) + 1) * self._block_size:
+            self._kv.publish(
+                request, min(stop, len(request.tokens))
+            )  # I11: known on the host, and issued now
 
     def build(self, freed_slots: tuple[int, ...]) -> StepPlan | None:
         """The plan, or None if nothing was issued."""
@@ -79,13 +84,6 @@ class PlanBuilder:
         counters.recomputed_tokens += max(0, min(stop, request.peak_computed) - start)
         if stop >= request.num_prompt and (admitted or start < request.num_prompt):
             request.prompt_step = self.step
-
-    def _publish(self, request: Request, stop: int) -> None:
-        """I11: blocks of tokens that are known on the host are published when they are issued."""
-        if self._kv.caching:
-            num_known = min(stop, len(request.tokens))
-            if num_known >= (len(request.keys) + 1) * self._kv.block_size:
-                self._kv.publish(request, num_known)
 
 
 def _logit_rows(request: Request, start: int, n: int, samples: bool) -> tuple[int, ...]:

@@ -123,20 +123,20 @@ class Scheduler:
 
     def _serve_decodes(self, plan: PlanBuilder) -> None:
         """Decodes come first, so that no prefill holds them back (A4)."""
+        block_size, counters = self.kv.block_size, self._counters
         decodes = [request for request in self._roster.running if request.is_decoding]
         for request in policy.decode_order(decodes, plan.budget):
             if plan.budget == 0:
                 return
-            if request.slot >= 0 and self._find_room(plan, request):
-                self._counters.note_decode_gap(plan.step - request.served)
+            if request.slot < 0:
+                continue  # preempted for one before it
+            if request.num_computed < len(request.table) * block_size or self._find_room(plan, request):
+                counters.max_decode_gap = max(counters.max_decode_gap, plan.step - request.served)
                 plan.issue(request, 1)
 
     def _find_room(self, plan: PlanBuilder, request: Request) -> bool:
-        """Make the table hold one more token, by preemption if need be (I9); False if it can not run now."""
-        num_tokens = request.num_computed + 1
-        if num_tokens <= len(request.table) * self.kv.block_size:
-            return True
-        while self.kv.grow(request, num_tokens) is not None:
+        """Get a block for one more token, by preemption if need be (I9); False if the request can not run now."""
+        while self.kv.grow(request, request.num_computed + 1) is not None:
             victim = policy.choose_victim(
                 self._roster.running, request, plan.step, self.config.max_preemptions, self.kv
             )

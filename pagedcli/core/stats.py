@@ -51,10 +51,6 @@ class Counters:
     copied_blocks: int = 0
     max_decode_gap: int = 0
 
-    def note_decode_gap(self, gap: int) -> None:
-        """Raise `max_decode_gap`."""
-        self.max_decode_gap = max(self.max_decode_gap, gap)
-
     def copy(self) -> Counters:
         """A value that does not change any more."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
