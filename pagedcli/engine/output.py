@@ -164,7 +164,7 @@ class RequestStage:
         return self._delta(sample, now)
 
     def _note(self, index: int, event: TokenEvent, now: float) -> None:
-        if event.prompt_logprobs and self._prompt_logprobs is None:
+        if event.prompt_logprobs is not None and self._prompt_logprobs is None:
             self._prompt_logprobs = self._with_offsets(event.prompt_logprobs)
         if self._queued is None and not math.isnan(event.first_scheduled):
             self._queued = event.first_scheduled - self._arrival

@@ -1,0 +1,108 @@
+"""Everything that is not a result goes to stderr through here: messages, phases, logging, progress of downloads.
+
+May import rich and `errors`. stdout carries results only. `Messages` knows how talkative the user wants us to be.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from pagedcli.errors import ConfigError
+
+_PROGRESS_SECONDS = 1.0
+
+
+def make_console() -> Console:
+    """A console on stderr; rich honours NO_COLOR and TERM."""
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints records through the console, so that they do not break a live display."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(self.format(record))
+
+
+def set_up_logging(console: Console, *, verbose: bool, quiet: bool) -> None:
+    """Send our log records to the console, from the level that the user asked for (PAGED_LOG counts most)."""
+    level = os.environ.get("PAGED_LOG", "").upper()
+    if level and level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"PAGED_LOG is {level.lower()!r}: choose debug, info, warning or error")
+    handler = _ConsoleHandler(console)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("pagedcli")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(level or ("ERROR" if quiet else "INFO" if verbose else "WARNING"))
+
+
+@dataclass(slots=True)
+class Messages:
+    """Says things on stderr.
+
+    Attributes:
+        console: Where.
+        verbose: Say phases and timings too.
+        quiet: Say errors only.
+    """
+
+    console: Console
+    verbose: bool = False
+    quiet: bool = False
+    _reported_at: dict[str, float] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """Something that a user wants to know."""
+        if not self.quiet:
+            self.console.print(text)
+
+    def detail(self, text: str) -> None:
+        """Something for those who asked for it."""
+        if self.verbose:
+            self.console.print(text, style="dim")
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Tell how long something took, with -v."""
+        started = time.perf_counter()
+        yield
+        self.detail(f"{name}: {time.perf_counter() - started:.2f} s")
+
+    def transfer(self, name: str, done: int, total: int) -> None:
+        """Progress of a download or of loading, at most one line a second for each name."""
+        now = time.monotonic()
+        last = self._reported_at.get(name, now - _PROGRESS_SECONDS if total > 1 << 24 else now)
+        self._reported_at.setdefault(name, last)
+        if done < total and now - last < _PROGRESS_SECONDS:
+            return
+        if done >= total and not self.verbose:
+            return
+        self._reported_at[name] = now
+        size = f" of {total / 1e6:,.0f} MB" if total else ""
+        self.say(f"{name}: {done / 1e6:,.0f}{size}")
+
+
+def make_messages(*, verbose: bool, quiet: bool) -> Messages:
+    """Console, logging and messages as the user wants them."""
+    console = make_console()
+    set_up_logging(console, verbose=verbose, quiet=quiet)
+    return Messages(console, verbose, quiet)
+
+
+def write_result(text: str) -> None:
+    """Put a result on stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()

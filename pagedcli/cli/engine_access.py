@@ -1,0 +1,45 @@
+"""The two ways to the engine that commands use; imports `api` and `checkpoint` only when they are called.
+
+Tests put a scripted engine here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagedcli.cli.console import Messages
+from pagedcli.config import EngineConfig
+
+if TYPE_CHECKING:
+    from pagedcli.api.build import Engine
+
+
+def find_model(config: EngineConfig, messages: Messages) -> Path:
+    """Folder or file of the model, fetched if it has to be."""
+    from pagedcli.checkpoint.sources import resolve_model
+
+    return resolve_model(config.model.model, progress=messages.transfer)
+
+
+def open_engine(config: EngineConfig, messages: Messages) -> Engine:
+    """Load the model and start the engine."""
+    from pagedcli.api.build import build_engine
+
+    with messages.phase("engine ready"):
+        engine = build_engine(config, progress=messages.transfer)
+    for name, seconds in engine.phases:
+        messages.detail(f"  {name}: {seconds:.2f} s")
+    for note in engine.resolved.notes:
+        messages.say(note)
+    return engine
+
+
+def engine_title(engine: Engine) -> str:
+    """What runs where, in a line."""
+    resolved = engine.resolved
+    threads = f", {resolved.threads} threads" if resolved.device == "cpu" else ""
+    return (
+        f"{resolved.model} · {resolved.dtype} · {resolved.device}{threads} · "
+        f"{resolved.num_pages:,} pages of {resolved.page_size}"
+    )

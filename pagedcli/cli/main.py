@@ -1,0 +1,93 @@
+"""`paged`: the commands, and what every one of them does about errors, interrupts and exit codes.
+
+Must stay light (`paged --help` under 0.3 s): imports typer and the commands' declarations, which import the rest when
+they run. Exit codes are those of docs/cli.md: 0, 1 our fault, 2 the user's mistake, 3 rows failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from pagedcli.cli.doctor import doctor
+from pagedcli.cli.generate import generate
+from pagedcli.cli.help import GroupedCommand
+from pagedcli.errors import PagedError
+
+OUR_FAULT = 1
+USER_MISTAKE = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="paged",
+    help="Run language models on this machine, over one paged KV engine.",
+    epilog="Documentation: docs/cli.md. `paged COMMAND --help` lists the options of a command.",
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command(cls=GroupedCommand)(generate)
+app.command(cls=GroupedCommand)(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"paged {version('pagedcli')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run language models on this machine, over one paged KV engine."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(USER_MISTAKE)
+
+
+def _fail(message: str) -> None:
+    """One line on stderr."""
+    print("paged:", " ".join(message.split()), file=sys.stderr)  # noqa: T201
+
+
+def _end_interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command; its exit code. Nothing that it raises gets past."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(args=arguments, prog_name="paged", standalone_mode=False)
+    except PagedError as error:
+        _fail(str(error))
+        return error.exit_code
+    except typer.TyperException as error:
+        _fail(error.format_message())
+        return USER_MISTAKE
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted")
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - a defect: one line, and the whole story with -v.
+        if {"-v", "--verbose"} & set(arguments):
+            traceback.print_exc()
+        _fail(f"unexpected {type(error).__name__}: {error} (run again with -v for the traceback)")
+        return OUR_FAULT
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    signal.signal(signal.SIGTERM, _end_interrupted)
+    sys.exit(run())

@@ -1,0 +1,110 @@
+"""What the end of a run says: rates, KV use, and what contiguous pre-allocation would have reached.
+
+May import `core` and `engine.outputs`. KV use is tokens stored over token slots allocated to running requests,
+averaged over time. The contiguous figures follow from the rows themselves: if a sample holds p prompt tokens and then
+one more after each of its o steps, it stores sum(p .. p + o - 1) token-steps of the o * reservation it would block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedcli.cli.progress import Progress
+from pagedcli.core.sampling import SamplingParams
+from pagedcli.engine.outputs import EngineStats, RequestOutput
+
+
+@dataclass(slots=True)
+class KVEstimate:
+    """Adds up token-steps of the rows that were served.
+
+    Attributes:
+        max_model_len: Tokens of the longest sequence; what the coarser reservation blocks for every sample.
+        stored: Token-steps stored.
+        by_request: Token-steps blocked if prompt + max_tokens are reserved.
+        by_longest: Token-steps blocked if the longest sequence is reserved.
+    """
+
+    max_model_len: int
+    stored: int = 0
+    by_request: int = 0
+    by_longest: int = 0
+
+    def add(self, params: SamplingParams, output: RequestOutput) -> None:
+        """Count a row."""
+        prompt = output.usage.prompt_tokens
+        room = self.max_model_len - prompt
+        wanted = room if params.max_tokens is None else min(params.max_tokens, room)
+        for sample in output.samples:
+            steps = max(1, len(sample.token_ids))
+            self.stored += steps * prompt + steps * (steps - 1) // 2
+            self.by_request += steps * (prompt + max(wanted, 0))
+            self.by_longest += steps * self.max_model_len
+
+    @property
+    def request_use(self) -> float:
+        """KV use with prompt + max_tokens reserved, 0 to 1."""
+        return self.stored / self.by_request if self.by_request else 0.0
+
+    @property
+    def longest_use(self) -> float:
+        """KV use with the longest sequence reserved, 0 to 1."""
+        return self.stored / self.by_longest if self.by_longest else 0.0
+
+
+@dataclass(slots=True)
+class KVUseMeter:
+    """Averages the engine's KV use over the looks that displays take, weighted by the slots allocated.
+
+    Attributes:
+        stored: Tokens stored, added up over the looks.
+        allocated: Token slots allocated, added up over the looks.
+    """
+
+    stored: int = 0
+    allocated: int = 0
+
+    def see(self, stats: EngineStats) -> None:
+        """Count one look at the engine."""
+        self.stored += stats.scheduler.stored_tokens
+        self.allocated += stats.scheduler.allocated_tokens
+
+    @property
+    def use(self) -> float | None:
+        """KV use, 0 to 1; None if nothing was ever seen running."""
+        return self.stored / self.allocated if self.allocated else None
+
+
+def idle_text(stats: EngineStats) -> str:
+    """How busy the executor was, and the causes of what it idled."""
+    from pagedcli.cli.display import idle_causes, percent
+
+    causes = idle_causes(stats.gap_seconds)
+    idle = f" (idle: {causes})" if causes and stats.executor_busy_total < 1 else ""
+    return f"executor {percent(stats.executor_busy_total)} busy{idle}"
+
+
+def summary_lines(
+    progress: Progress,
+    elapsed_s: float,
+    stats: EngineStats,
+    measured_use: float | None,
+    estimate: KVEstimate,
+    page_size: int,
+) -> list[str]:
+    """What a run says at its end."""
+    pace = progress.generated_tokens / elapsed_s if elapsed_s > 0 else 0.0
+    before = f", {progress.before:,} done before" if progress.before else ""
+    cached = f" ({progress.cached_tokens:,} from the prefix cache)" if progress.cached_tokens else ""
+    rows = f"{progress.answered + progress.failed:,} rows in {elapsed_s:.1f} s"
+    counts = f"{progress.answered:,} answered, {progress.failed:,} failed{before}"
+    generated = f"{progress.generated_tokens:,} generated ({pace:,.1f}/s)"
+    tokens = f"{progress.prompt_tokens:,} prompt tokens{cached}, {generated}"
+    lines = [f"{rows}: {counts}", f"{tokens}; {stats.num_preemptions:,} preemptions; {idle_text(stats)}"]
+    if measured_use is not None and estimate.stored:
+        lines.append(
+            f"KV use {measured_use:.1%} of the slots allocated (page {page_size}); contiguous pre-allocation of the "
+            f"same rows: {estimate.request_use:.1%} (prompt + max_tokens), {estimate.longest_use:.1%} "
+            f"(longest sequence, {estimate.max_model_len:,})"
+        )
+    return lines
