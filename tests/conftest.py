@@ -45,7 +45,6 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 def smollm2_gguf() -> Path:
     """The default model, SmolLM2-135M-Instruct as a GGUF file; skips where it cannot be had."""
     from pagedcli.checkpoint.sources import resolve_model
-
     from pagedcli.errors import PagedError
 
     try:

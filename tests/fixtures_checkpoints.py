@@ -323,7 +323,9 @@ def add_gguf_tensor(writer: Any, name: str, values: np.ndarray, tensor_type: str
     import gguf
 
     kind = gguf.GGMLQuantizationType[tensor_type]
-    data = values if tensor_type == "F32" else gguf.quants.quantize(values, kind)
+    data = values.astype(np.float32)
+    if tensor_type != "F32":
+        data = gguf.quants.quantize(data, kind)
     writer.add_tensor(name, data, raw_dtype=kind)
 
 
