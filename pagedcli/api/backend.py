@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pagedcli.api.resolve import ResolvedConfig, RunChoice
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.config import EngineConfig
-from pagedcli.core.plan import Admission, PlanEntry, StepPlan
-from pagedcli.core.sampling import SamplingParams
 from pagedcli.engine.executor import Executor
 from pagedcli.models.load import Model, expected_tensors, load_model
 from pagedcli.models.spec import ModelSpec
@@ -24,6 +22,7 @@ from pagedcli.runtime.memory import (
     cuda_kv_budget,
     free_memory,
 )
+from pagedcli.runtime.profile import step_bytes
 from pagedcli.runtime.worker import Worker
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -60,45 +59,33 @@ class Backend:
         """Memory for the KV pool if nobody says how much."""
         if self.run.device == "cpu":
             return cpu_kv_budget()
-        share = config.device.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
-        return cuda_kv_budget(self.run.device, share, lambda: self._largest_step(config))
-
-    def _largest_step(self, config: EngineConfig) -> None:
-        """Run one step with the whole token budget, on a pool that is just large enough."""
-        size = config.cache.page_size
-        chunk = min(self.run.model_len - 1, config.scheduler.max_num_batched_tokens)
-        num_entries = -(-config.scheduler.max_num_batched_tokens // chunk)
-        num_entries = max(
-            num_entries, min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
-        )
-        chunk = config.scheduler.max_num_batched_tokens // num_entries
-        pages = -(-chunk // size)
-        worker = self._worker(
-            num_pages=pages * num_entries, page_size=size, num_seqs=num_entries, model_len=chunk + 1
-        )
-        worker.run(_prefill_plan(num_entries, chunk, pages))
-
-    def _worker(self, *, num_pages: int, page_size: int, num_seqs: int, model_len: int) -> Worker:
-        return Worker(
+        scheduler = config.scheduler
+        step = step_bytes(
             self.model,
             self.spec,
             dtype=self.run.dtype,
             device=self.run.device,
-            num_blocks=num_pages,
-            block_size=page_size,
-            max_num_seqs=num_seqs,
-            max_model_len=model_len,
-            threads=self.run.threads,
-            weight_bytes=self.weight_bytes,
+            block_size=config.cache.page_size,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_model_len=self.run.model_len,
         )
+        share = config.device.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
+        return cuda_kv_budget(self.run.device, share, step)
 
     def executor(self, resolved: ResolvedConfig) -> Executor:
         """The executor that runs plans: on a thread of its own where steps are scheduled ahead, else inline."""
-        worker = self._worker(
-            num_pages=resolved.num_pages,
-            page_size=resolved.page_size,
-            num_seqs=resolved.max_num_seqs,
-            model_len=resolved.max_model_len,
+        worker = Worker(
+            self.model,
+            self.spec,
+            dtype=self.run.dtype,
+            device=self.run.device,
+            num_blocks=resolved.num_pages,
+            block_size=resolved.page_size,
+            max_num_seqs=resolved.max_num_seqs,
+            max_model_len=resolved.max_model_len,
+            threads=self.run.threads,
+            weight_bytes=self.weight_bytes,
         )
         return InlineExecutor(worker) if resolved.depth == 1 else ThreadExecutor(worker)
 
@@ -114,15 +101,3 @@ def load_backend(checkpoint: Checkpoint, run: RunChoice) -> Backend:
     shapes = expected_tensors(model.spec).values()
     weight_bytes = ITEM_BYTES[run.dtype] * sum(math.prod(shape) for shape in shapes)
     return Backend(model, run, weight_bytes)
-
-
-def _prefill_plan(num_entries: int, chunk: int, pages: int) -> StepPlan:
-    """Prompts of `chunk` tokens in slots 0, 1, ..., each sampling one token."""
-    entries = []
-    for slot in range(num_entries):
-        table = tuple(range(slot * pages, (slot + 1) * pages))
-        admission = Admission((0,) * chunk, table, chunk, 0, 0, SamplingParams(), ())
-        entries.append(
-            PlanEntry(slot, slot, 0, 0, chunk, samples=True, logit_rows=(chunk - 1,), admission=admission)
-        )
-    return StepPlan(step=1, entries=tuple(entries))
