@@ -100,9 +100,8 @@ class ChatTemplates:
                 return self.sources[name]
         if self.sources:
             names = ", ".join(sorted(self.sources))
-            raise RequestError(
-                f"the model has chat templates named {names}, none default: name one", code="no_template"
-            )
+            message = f"the model has chat templates named {names}, none of them default: name one"
+            raise RequestError(message, code="no_template")
         raise RequestError(
             "the model has no chat template: send a prompt instead of messages, or give a template "
             "(--set model.chat_template=FILE)",

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from pagedcli.errors import CheckpointError
-from pagedcli.text.parts import TokenizerParts, checked, unique
+from pagedcli.text.parts import TokenizerParts, checked, try_out, unique
 
 PREFIX = "tokenizer.ggml."
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
@@ -102,6 +102,7 @@ def gguf_parts(metadata: Mapping[str, Any]) -> TokenizerParts:
         backend = _sentencepiece_backend(vocabulary, fields)
         start_token = True
     _add_special_tokens(backend, vocabulary)
+    try_out("the tokenizer of the GGUF file", backend)
     ids = {name: fields.token_id(key, len(vocabulary.tokens)) for name, key in NAMED_TOKENS.items()}
     bos, eos = ids["bos_token"], ids["eos_token"]
     return TokenizerParts(

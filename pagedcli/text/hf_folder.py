@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from pagedcli.errors import CheckpointError
-from pagedcli.text.parts import TokenizerParts, checked, unique
+from pagedcli.text.parts import TokenizerParts, checked, try_out, unique
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
@@ -29,6 +29,7 @@ def folder_parts(path: Path) -> TokenizerParts:
     _add_tokens(backend, config, path)
     if not backend.get_vocab_size():
         raise CheckpointError(f"{path / 'tokenizer.json'} has an empty vocabulary: it cannot encode anything")
+    try_out(str(path / "tokenizer.json"), backend)
     special = _special_tokens(config, path)
     return TokenizerParts(
         backend=backend,
@@ -92,6 +93,12 @@ def _token(value: object, where: str) -> AddedToken:
     return AddedToken(content, **flags)
 
 
+def _special(token: AddedToken) -> AddedToken:
+    """The same token, marked as special: one that the configuration names is left out of texts."""
+    flags = {name: getattr(token, name) for name in TOKEN_FLAGS}
+    return AddedToken(token.content, **{**flags, "special": True})
+
+
 def _special_tokens(config: Mapping[str, Any], path: Path) -> dict[str, AddedToken]:
     """Named special tokens: the usual names and any other `..._token` of the configuration."""
     where = path / "tokenizer_config.json"
@@ -117,16 +124,17 @@ def _add_tokens(backend: Backend, config: Mapping[str, Any], path: Path) -> None
         raise CheckpointError(f"{where}: extra_special_tokens must be a list or an object")
     ordered = sorted(listed.items(), key=lambda item: int(item[0]))
     added = [_token(value, f"{where}: token {token_id}") for token_id, value in ordered]
-    known = {token.content: token for token in added}
-    named = _special_tokens(config, path).values()
+    named = [token for token in _special_tokens(config, path).values() if token.content]
     extras = (
         [_token(value, f"{where}: extra_special_tokens") for value in extra]
         if isinstance(extra, list)
         else []
     )
-    special = [known.get(token.content, token) for token in [*named, *extras] if token.content]
     checked(str(where), lambda: backend.add_tokens(added))
-    checked(str(where), lambda: backend.add_special_tokens(special))
+    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    new = [known.get(token.content, token) for token in extras]
+    special = [_special(known.get(token.content, token)) for token in named]
+    checked(str(where), lambda: backend.add_tokens([*special, *new]))
     backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
 
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from pagedcli.errors import CheckpointError
 
 T = TypeVar("T")
+TRIAL_TEXT = "a 1\n\U0001f389"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,18 @@ def checked(what: str, make: Callable[[], T]) -> T:
     """The result of `make`; whatever the tokenizers library refuses becomes a CheckpointError about `what`."""
     try:
         return make()
-    except Exception as error:  # the library raises plain Exception for everything that it cannot read
+    except (
+        BaseException
+    ) as error:  # the library raises plain Exception, and panics (no Exception) on some files
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{what} cannot be used: {reason}") from error
+
+
+def try_out(what: str, backend: Backend) -> None:
+    """Encode and decode once: some broken files are only noticed by the library when they are used."""
+    checked(what, lambda: backend.decode(backend.encode(TRIAL_TEXT).ids, skip_special_tokens=False))
 
 
 def unique(ids: list[int]) -> tuple[int, ...]:

@@ -65,7 +65,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Every call that a template makes: look at the clock and at what string methods would build."""
         __self.tick()
-        text = getattr(__obj, "__self__", None)
+        # The sandbox wraps str.format in a function of its own; the method itself is behind __wrapped__.
+        text = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         size = _STRING_METHODS.get(__obj.__name__) if isinstance(text, str) else None
         if size is not None:
             if __obj.__name__ == "join" and args:

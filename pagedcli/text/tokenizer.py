@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,13 @@ class Tokenizer:
             raise RequestError(_why_not_text(text), code="invalid_value", field="prompt") from error
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text as it is encoded in the middle of another one: without a start token or prefix space."""
+        line_end = self.encode("\n", add_special_tokens=False)
+        ids = self.encode("\n" + text, add_special_tokens=False)
+        known = ids[: len(line_end)] == line_end
+        return ids[len(line_end) :] if known else self.encode(text, add_special_tokens=False)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Ids of a conversation (`apply_chat_template`, then `encode` without another start token)."""
         return self.encode(self.apply_chat_template(messages, **options), add_special_tokens=False)
@@ -105,6 +113,12 @@ class Tokenizer:
             return None
         piece = self._piece(token_id)
         return piece.encode("utf-8") if isinstance(piece, str) else piece
+
+    @cached_property
+    def ids_by_bytes(self) -> dict[bytes, int]:
+        """The lowest id of each byte string that a token adds inside a text; special tokens are left out."""
+        ids = [token_id for token_id in range(self.vocab_size) if token_id not in self.special_ids]
+        return {data: token_id for token_id in reversed(ids) if (data := self.token_bytes(token_id))}
 
     def token_text(self, token_id: int) -> str:
         """What to show for a token, for example beside its log-probability; "" for an id without a token."""

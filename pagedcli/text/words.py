@@ -6,31 +6,30 @@ have is refused, before it can reach the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Protocol
+from itertools import islice
 
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import RequestError
+from pagedcli.text.tokenizer import Tokenizer
 
+# A bad word can be spelled with many tokens; the spellings with the fewest tokens are forbidden, up to these numbers.
+MAX_SPELLINGS = 64
+MAX_SEARCH = 4096
 
-class Encoder(Protocol):
-    """What this needs of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the highest token id."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text."""
+Ids = tuple[int, ...]
 
 
 def resolve_words(
-    params: SamplingParams, tokenizer: Encoder, vocab_size: int | None = None
+    params: SamplingParams, tokenizer: Tokenizer, vocab_size: int | None = None
 ) -> SamplingParams:
     """The same parameters with words turned into token ids; RequestError names the field and the id or word.
 
-    A bad word is forbidden as it is written and with a space before it. Doing it twice changes nothing.
+    A word counts as it is written and with a space before it. A bad word is forbidden in every way to spell it with
+    tokens of the vocabulary (up to `MAX_SPELLINGS`), not only as the tokenizer writes it. Doing it twice changes
+    nothing.
 
     Args:
         params: Parameters of a request.
@@ -38,39 +37,65 @@ def resolve_words(
         vocab_size: Number of logits of the model, if it differs from the tokenizer's vocabulary.
     """
     _check_ids(params, tokenizer.vocab_size if vocab_size is None else vocab_size)
-    sequences = [ids for word in params.bad_words for ids in _spellings(word, "bad_words", tokenizer)]
+    if not params.bad_words and not params.allowed_words:
+        return params
+    bad = [ids for word in params.bad_words for ids in _bad_spellings(word, tokenizer)]
     allowed = [ids for word in params.allowed_words for ids in _spellings(word, "allowed_words", tokenizer)]
     return replace(
         params,
-        bad_token_ids=_unique([*params.bad_token_ids, *(ids[0] for ids in sequences if len(ids) == 1)]),
-        bad_word_ids=tuple(
-            dict.fromkeys([*params.bad_word_ids, *(ids for ids in sequences if len(ids) > 1)])
-        ),
+        bad_token_ids=_unique([*params.bad_token_ids, *(ids[0] for ids in bad if len(ids) == 1)]),
+        bad_word_ids=tuple(dict.fromkeys([*params.bad_word_ids, *(ids for ids in bad if len(ids) > 1)])),
         allowed_token_ids=_allowed(params, [token_id for ids in allowed for token_id in ids]),
     )
 
 
-def _allowed(params: SamplingParams, of_words: list[int]) -> tuple[int, ...] | None:
-    if params.allowed_token_ids is None and not params.allowed_words:
-        return None
+def _allowed(params: SamplingParams, of_words: list[int]) -> Ids | None:
+    if not params.allowed_words:
+        return params.allowed_token_ids
     return _unique([*(params.allowed_token_ids or ()), *of_words])
 
 
-def _unique(ids: Iterable[int]) -> tuple[int, ...]:
+def _unique(ids: Iterable[int]) -> Ids:
     return tuple(dict.fromkeys(ids))
 
 
-def _spellings(word: str, field: str, tokenizer: Encoder) -> list[tuple[int, ...]]:
-    """Token ids of a word as it is written and after a space, without what the tokenizer adds around texts."""
-    spellings = [
-        tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, " " + word.lstrip(" "))
-    ]
-    found = [ids for ids in dict.fromkeys(spellings) if ids]
-    if not word.strip() or not found:
+def _variants(word: str) -> tuple[str, str]:
+    return word, " " + word.lstrip(" ")
+
+
+def _spellings(word: str, field: str, tokenizer: Tokenizer) -> list[Ids]:
+    """Token ids of a word inside a text, as it is written and after a space."""
+    found = [tuple(tokenizer.encode_inside(variant)) for variant in _variants(word)] if word.strip() else []
+    if not all(found) or not found:
         raise RequestError(
             f"{field} has {word!r}: give a word that is not empty", code="invalid_value", field=field
         )
-    return found
+    return list(dict.fromkeys(found))
+
+
+def _bad_spellings(word: str, tokenizer: Tokenizer) -> list[Ids]:
+    usual = _spellings(word, "bad_words", tokenizer)
+    known = tokenizer.ids_by_bytes
+    every = [
+        ids for text in _variants(word) for ids in islice(_segmentations(text.encode(), known), MAX_SPELLINGS)
+    ]
+    return list(dict.fromkeys(usual + every))
+
+
+def _segmentations(data: bytes, ids: dict[bytes, int]) -> Iterator[Ids]:
+    """Ways to put `data` together from tokens, those of the fewest tokens first."""
+    longest = max(map(len, ids), default=0)
+    paths: deque[tuple[int, Ids]] = deque([(0, ())])
+    for _ in range(MAX_SEARCH):
+        if not paths:
+            return
+        begin, path = paths.popleft()
+        if begin == len(data):
+            yield path
+            continue
+        for end in range(min(len(data), begin + longest), begin, -1):
+            if data[begin:end] in ids:
+                paths.append((end, (*path, ids[data[begin:end]])))
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:
