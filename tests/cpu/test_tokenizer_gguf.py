@@ -215,9 +215,10 @@ def test_random_metadata_gives_a_checkpoint_error_or_a_tokenizer(data: st.DataOb
 @pytest.mark.model
 def test_smollm2_encodes_like_a_tokenizer_built_by_other_hands(smollm2_gguf: Path) -> None:
     """transformers reads the vocabulary; its splitting, decoder and start token are set right by hand."""
-    from gguf import GGUFReader
     from tokenizers import decoders, pre_tokenizers, processors
     from transformers import AutoTokenizer
+
+    from pagedcli.checkpoint import open_checkpoint
 
     oracle = AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name).backend_tokenizer
     bytes_split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -227,8 +228,7 @@ def test_smollm2_encodes_like_a_tokenizer_built_by_other_hands(smollm2_gguf: Pat
     oracle.decoder = decoders.ByteLevel()
     oracle.normalizer = None
     oracle.post_processor = processors.ByteLevel(trim_offsets=False)
-    fields = GGUFReader(smollm2_gguf).fields
-    ours = Tokenizer.from_gguf({key: value.contents() for key, value in fields.items() if "tokenizer" in key})
+    ours = open_checkpoint(smollm2_gguf).load_tokenizer()
     assert ours.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
     assert ours.encode("12345") == [33, 34, 35, 36, 37]
     source = Path(__file__).read_text(encoding="utf-8")
