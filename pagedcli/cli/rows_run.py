@@ -218,7 +218,7 @@ def _run_job(run: RowsRun, source: Source, sink: RowSink, done: Done | None) -> 
                 progress,
                 monitor.elapsed_s,
                 engine.client.stats(),
-                monitor.meter.use,
+                monitor.kv_use(),
                 estimate,
                 resolved.page_size,
             ):
