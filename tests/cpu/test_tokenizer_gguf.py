@@ -58,9 +58,9 @@ def test_byte_level_text_round_trip(text: str) -> None:
 
 
 def test_the_families_differ_on_digits() -> None:
-    digits = {pre: len(_gguf_tokenizer(pre).encode("12345")) for pre in FAMILIES}
-    assert digits["smollm"] == digits["qwen2"] == 5
-    assert digits["gpt-2"] < 5
+    digits = {pre: len(_gguf_tokenizer(pre).encode("1234567890")) for pre in FAMILIES}
+    assert digits["smollm"] == digits["qwen2"] == 10
+    assert digits["gpt-2"] < 10
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -83,8 +83,12 @@ def test_sentencepiece_vocabularies_encode_and_decode_like_sentencepiece(prefix:
 @settings(max_examples=150, deadline=None)
 @given(ids=st.lists(st.integers(3, 479) | st.integers(3, 262), max_size=20))
 def test_any_ids_decode_like_sentencepiece(ids: list[int]) -> None:
-    """Byte tokens included: valid characters are kept, each invalid byte is one U+FFFD."""
+    """Byte tokens included: valid characters are kept, each invalid byte is one U+FFFD.
+
+    After a word: at the very start a space that is a byte token is stripped here (as transformers does), not there.
+    """
     model = sentencepiece_processor()
+    ids = [*model.encode("the"), *ids]
     key = "sentencepiece True"
     if key not in _MADE:
         _MADE[key] = Tokenizer.from_gguf(sentencepiece_metadata())
