@@ -150,6 +150,28 @@ def test_changed_input_is_refused(paged, finished):
     assert "input.sha256 was" in result.err
 
 
+def test_input_that_changes_while_it_is_read_is_noticed(paged, monkeypatch):
+    write_rows(paged)
+    real = rows_run.Job.run
+
+    def run(job):
+        count = real(job)
+        os.utime(paged.folder / "in.jsonl", (1, 1))
+        return count
+
+    monkeypatch.setattr(rows_run.Job, "run", run)
+    result = paged(*RUN)
+    assert result.code == 2
+    assert "was changed while it was read" in result.err
+    assert '"complete": null' in (paged.folder / "out.jsonl.manifest.json").read_text()
+
+
+def test_journal_left_by_a_kill_at_the_very_end_is_removed(paged, finished):
+    (paged.folder / "out.jsonl.journal").write_bytes(b"left")
+    assert "complete" in paged(*RUN).err
+    assert not (paged.folder / "out.jsonl.journal").exists()
+
+
 def test_changed_version_is_refused(paged, finished):
     path = paged.folder / "out.jsonl.manifest.json"
     path.write_text(path.read_text().replace('"version": "', '"version": "9.'))

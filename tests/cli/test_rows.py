@@ -109,6 +109,11 @@ def test_ids_are_kept_as_given(value):
         ({"prompt": "x", "stop": ["", "x"]}, "invalid_value", "stop"),
         ({"prompt": "x", "logit_bias": {"abc": 1}}, "invalid_value", "logit_bias"),
         ({"messages": [{"role": "user"}], "chat_template_kwargs": 1}, "invalid_row", "chat_template_kwargs"),
+        (
+            {"messages": [{"role": "user"}], "chat_template_kwargs": {"template": "x"}},
+            "invalid_row",
+            "template is set by the row itself",
+        ),
         ([1], "invalid_json", "not a JSON object"),
         ("prompt", "invalid_json", "not a JSON object"),
     ],
