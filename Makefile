@@ -52,8 +52,8 @@ test-core:       ## the core in an environment without torch, numpy or transform
 nightly: $(STAMP)  ## the long proofs: 10,000 workloads, soaks
 	$(BIN)/pytest -m 'nightly or not nightly' --timeout 7200
 
-gpu-check: $(STAMP)  ## what means something on a GPU, on --device cuda; no network needed
-	$(BIN)/python tools/gpu_check.py
+gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTHON), needs no network
+	$(PYTHON) tools/gpu_check.py
 
 bench: $(STAMP)  ## batching and KV allocation compared on the real model; writes build/bench-batching.json
 	mkdir -p build

@@ -227,6 +227,7 @@ class ByteTokenizer:
     eos_token_ids: tuple[int, ...] = (EOS,)
     bos_token_id: int | None = BOS
     special_ids = frozenset({BOS, EOS})
+    ids_by_bytes: Mapping[bytes, int] = {bytes([byte]): byte for byte in range(256)}
 
     def __init__(self, *, add_bos: bool = False) -> None:
         self._add_bos = add_bos
@@ -240,6 +241,9 @@ class ByteTokenizer:
             raise RequestError(
                 "prompt has half a surrogate pair", code="invalid_value", field="prompt"
             ) from None
+
+    def encode_inside(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,18 +74,27 @@ PRE_TOKENIZERS = {
 @lru_cache
 def byte_level(pre: str = "gpt-2") -> Tokenizer:
     """A trained byte-level BPE tokenizer that splits text as the named family does."""
-    backend = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
-    backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    backend.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
-        backend.normalizer = normalizers.NFC()
+    backend = Tokenizer(models.BPE())
+    # Learned without any splitting, so that there are merges across every border that a family splits at.
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
         vocab_size=420,
         special_tokens=SPECIAL,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(CORPUS, trainer)
+    backend.train_from_iterator(
+        [piece for line in CORPUS for piece in re.findall(r".{1,8}", line, re.DOTALL)], trainer
+    )
+    if pre == "llama-bpe":
+        stored = json.loads(backend.to_str())
+        stored["model"]["ignore_merges"] = True
+        del stored["model"]["merges"][::3]  # these tokens are found as whole words only
+        backend = Tokenizer.from_str(json.dumps(stored))
+    backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    backend.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
     backend.add_tokens([AddedToken(token, normalized=False) for token in PLAIN_ADDED])
     return backend
 

@@ -96,13 +96,17 @@ def answer_prompt(
         )
         spec = RequestSpec(params=params, stream=params.n == 1, **asked)
         try:
-            output = stream_answer(engine.client, spec, write_result)
+            output = stream_answer(engine.client, spec, write_result if spec.stream else _write_nothing)
             _write_rest(output)
         except BrokenPipeError:
             sys.stdout = sys.__stderr__  # nothing is left to flush into the closed pipe
             return DONE
     _tell(output, messages, seed, drawn=config.seed is None)
     return INTERRUPTED if _is_aborted(output) else DONE
+
+
+def _write_nothing(text: str) -> None:
+    """Several answers at once would mix: they are written when all have ended."""
 
 
 def _write_rest(output: RequestOutput) -> None:

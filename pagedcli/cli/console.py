@@ -21,8 +21,9 @@ _PROGRESS_SECONDS = 1.0
 
 
 def make_console() -> Console:
-    """A console on stderr; rich honours NO_COLOR and TERM."""
-    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
+    """A console on stderr; rich honours NO_COLOR and TERM. Lines are wrapped on a terminal only."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return Console(stderr=True, highlight=False, soft_wrap=not is_terminal, emoji=False, markup=False)
 
 
 class _ConsoleHandler(logging.Handler):

@@ -81,7 +81,7 @@ def percent(part: float) -> str:
 def bar(part: float, width: int, style: str) -> Text:
     """A bar that is `part` full."""
     full = min(width, round(part * width))
-    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"))
+    return Text.assemble(("█" * full, style), ("─" * (width - full), "dim"))
 
 
 def idle_causes(gaps: GapSeconds) -> str:

@@ -126,6 +126,7 @@ class Appender:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)
+                os.lseek(self._fd, self.size, os.SEEK_SET)
             raise OutputError(f"{self._name}: {error.strerror}; the rows written so far are kept") from error
         self.size += len(data)
         self._dirty = True

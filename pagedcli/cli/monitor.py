@@ -21,7 +21,8 @@ from pagedcli.core.snapshot import Snapshot
 from pagedcli.engine.outputs import EngineStats
 from pagedcli.errors import EngineDead
 
-LOOK_SECONDS = 0.2
+MEASURE_SECONDS = 0.05
+SHOW_SECONDS = 0.2
 # A picture of the pool costs the engine's thread about 2 us a page: take it so seldom that it costs at most 2%.
 _PICTURE_SECONDS_PER_PAGE = 1e-4
 PLAIN_SECONDS = 10.0
@@ -84,24 +85,33 @@ class Monitor:
         """Seconds since the run began."""
         return time.monotonic() - self._started
 
+    def kv_use(self) -> float | None:
+        """KV use over the run; of its fullest moment, if it was too short to be seen."""
+        return self.meter.use(self._engine.stats())
+
     def _watch(self) -> None:
-        said_at = self._started
-        while not self._stop.wait(LOOK_SECONDS):
+        shown_at = self._started
+        pause = SHOW_SECONDS if self._live is not None else PLAIN_SECONDS
+        while not self._stop.wait(MEASURE_SECONDS):
+            stats = self._engine.stats()
+            self.meter.see(stats)
+            if time.monotonic() - shown_at < pause:
+                continue
+            shown_at = time.monotonic()
             try:
-                view = self._look()
+                self._show(stats)
             except EngineDead:
                 return  # the job meets it too, and says it
-            if self._live is not None:
-                self._live.update(render(view, self._messages.console.width), refresh=True)
-            elif time.monotonic() - said_at >= PLAIN_SECONDS:
-                said_at = time.monotonic()
-                self._messages.say(plain_line(view))
 
-    def _look(self) -> View:
-        stats = self._engine.stats()
-        self.meter.see(stats)
-        if self._live is not None and time.monotonic() >= self._picture_due:
+    def _show(self, stats: EngineStats) -> None:
+        if self._live is None:
+            self._messages.say(plain_line(self._view(stats)))
+            return
+        if time.monotonic() >= self._picture_due:
             self._take_picture()
+        self._live.update(render(self._view(stats), self._messages.console.width), refresh=True)
+
+    def _view(self, stats: EngineStats) -> View:
         return View(
             self._title, self._progress, stats, self._blocks, self.elapsed_s, self._eta(), self._waiting_for
         )

@@ -21,6 +21,8 @@ SAMPLING_FIELDS = tuple(item.name for item in dataclasses.fields(SamplingParams)
 NULLABLE_FIELDS = frozenset(
     item.name for item in dataclasses.fields(SamplingParams) if "None" in str(item.type)
 )
+# Names under which the tokenizer takes what is no variable of the user.
+_RESERVED_VARIABLES = frozenset({"messages", "template", "self"})
 
 
 class RowKind(Enum):
@@ -106,4 +108,8 @@ def check_template_args(value: object) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise invalid("chat_template_kwargs: give an object", "chat_template_kwargs")
+    for name in _RESERVED_VARIABLES & value.keys():
+        raise invalid(
+            f"chat_template_kwargs: {name} is set by the row itself: leave it out", "chat_template_kwargs"
+        )
     return value

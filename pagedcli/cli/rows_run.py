@@ -117,6 +117,7 @@ def _run_file(run: RowsRun, source: Source, output: Path) -> int:
         output, wanted, overwrite=run.options.overwrite, retry_errors=run.options.retry_errors
     )
     if manifest.complete is not None:
+        journal_path(output).unlink(missing_ok=True)
         return _say_complete(run, output, manifest.complete)
     run = dataclasses.replace(run, seed=manifest.seed, created=manifest.created)
     recover = recover_unordered if run.options.unordered else recover_ordered
@@ -130,6 +131,7 @@ def _run_file(run: RowsRun, source: Source, output: Path) -> int:
             f"interrupted: {sink.num_rows:,} of {source.num_rows:,} rows are done; the same command goes on"
         )
         return INTERRUPTED
+    source.check_unchanged()
     if sink.num_rows != source.num_rows:
         raise ConfigError(
             f"{output}: has {sink.num_rows:,} rows for {source.num_rows:,} of the input: "
@@ -218,7 +220,7 @@ def _run_job(run: RowsRun, source: Source, sink: RowSink, done: Done | None) -> 
                 progress,
                 monitor.elapsed_s,
                 engine.client.stats(),
-                monitor.meter.use,
+                monitor.kv_use(),
                 estimate,
                 resolved.page_size,
             ):

@@ -39,6 +39,7 @@ class Source:
     file: BinaryIO
     is_text: bool = False
     num_rows: int | None = None
+    _stamp: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +64,7 @@ class Source:
             shutil.copyfileobj(self.file, spool, _PIECE_BYTES)
             spool.seek(0)
             self.file = spool
+        self._stamp = self._stat()
         digest, size = hashlib.sha256(), 0
         while piece := self.file.read(_PIECE_BYTES):
             digest.update(piece)
@@ -70,6 +72,18 @@ class Source:
         self.file.seek(0)
         self.count()
         return {"sha256": digest.hexdigest(), "bytes": size, "format": "text" if self.is_text else "jsonl"}
+
+    def check_unchanged(self) -> None:
+        """ConfigError if the file is not the one that `pin` hashed: its rows may be of both."""
+        if self._stat() != self._stamp:
+            raise ConfigError(f"{self.name}: was changed while it was read: run again with --overwrite")
+
+    def _stat(self) -> tuple[int, int] | None:
+        try:
+            found = os.fstat(self.file.fileno())
+        except io.UnsupportedOperation:
+            return None
+        return found.st_size, found.st_mtime_ns
 
 
 def open_source(file: str | None, prompt: str | None) -> Source:
@@ -85,7 +99,7 @@ def open_source(file: str | None, prompt: str | None) -> Source:
         opened = path.open("rb")
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}: give a JSONL or .txt file, or - for stdin") from error
-    return Source(file, opened, is_text=path.suffix == ".txt")
+    return Source(file, opened, is_text=path.suffix.lower() == ".txt")
 
 
 def _stdin() -> BinaryIO:

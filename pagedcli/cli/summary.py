@@ -69,10 +69,12 @@ class KVUseMeter:
         self.stored += stats.scheduler.stored_tokens
         self.allocated += stats.scheduler.allocated_tokens
 
-    @property
-    def use(self) -> float | None:
-        """KV use, 0 to 1; None if nothing was ever seen running."""
-        return self.stored / self.allocated if self.allocated else None
+    def use(self, stats: EngineStats) -> float | None:
+        """KV use, 0 to 1; of the fullest moment if no look found anything running; None if nothing ever ran."""
+        if self.allocated:
+            return self.stored / self.allocated
+        peak = stats.scheduler.peak_allocated_tokens
+        return stats.scheduler.peak_stored_tokens / peak if peak else None
 
 
 def idle_text(stats: EngineStats) -> str:

@@ -64,15 +64,17 @@ POLICIES: dict[PolicyName, Policy] = {
 }
 
 
-def decode_order(decodes: list[Request], budget: int) -> list[Request]:
-    """Policy order if the budget serves all, else least recently served first.
+def decode_order(decodes: list[Request], budget: int, kept: int, due_step: int) -> tuple[list[Request], int]:
+    """The order of decodes, and how many tokens of the budget they leave to prompts.
 
-    Served in that order, no decode waits longer than ceil(decodes / budget) steps, which the configuration keeps at
-    decode_interval or below (max_num_seqs <= max_num_batched_tokens * decode_interval).
+    Policy order if all can be served; else least recently served first, and those that were last served in `due_step`
+    or before are served even at the cost of what is kept. They fit: a step serves at most `budget` requests, so at
+    most so many become due at once. Hence no decode waits more than decode_interval steps.
     """
-    if len(decodes) <= budget:
-        return decodes
-    return sorted(decodes, key=lambda request: request.served)
+    if len(decodes) <= budget - kept:
+        return decodes, kept
+    num_due = sum(request.served <= due_step for request in decodes)
+    return sorted(decodes, key=lambda request: request.served), min(kept, budget - num_due)
 
 
 def choose_victim(
@@ -125,10 +127,11 @@ def split_budget(budget: int, needs: Sequence[int]) -> list[int]:
     return shares
 
 
-def may_join(need: int, room: int, prefills: Sequence[int]) -> bool:
+def may_join(need: int, room: int, prefills: Sequence[int], *, is_first: bool) -> bool:
     """Whether a waiting prompt may share the budget with prefills that would take all of it (C2).
 
-    Only one that is shorter than the longest of them, since sharing among equals makes all late; and only while
-    few share, unless it completes at once.
+    Only one that is shorter than the longest of them, since sharing among equals makes all late. It must complete at
+    once, unless it is the first in this step (then a later step would have no more room for it) and few share.
     """
-    return need < max(prefills) and (need <= room or len(prefills) < MAX_SHARING_PREFILLS)
+    completes = need <= room
+    return need < max(prefills) and (completes or (is_first and len(prefills) < MAX_SHARING_PREFILLS))

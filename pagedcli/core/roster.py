@@ -78,6 +78,8 @@ class Roster:
             request.prompt_epoch = request.epoch
         request.num_computed = request.prompt_step = 0
         self.waiting.push(request)
+        if not self.running:
+            self._release_held()
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """A request ends; its blocks are free at once, since executors run plans in order (I10)."""
@@ -99,6 +101,13 @@ class Roster:
         """Drop an ended request that has nothing in flight (I7)."""
         if request.inflight == 0:
             del self.requests[request.id]
+
+    def running_parent(self, request: Request) -> Request | None:
+        """The running sample 0 whose prompt a request that never ran can share."""
+        if request.fork_of is None or request.epoch > 0:
+            return None
+        parent = self.requests.get(request.fork_of)
+        return parent if parent is not None and parent.is_running else None
 
     def holders(self) -> list[Request]:
         """Requests that hold blocks."""

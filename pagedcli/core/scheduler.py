@@ -115,18 +115,21 @@ class Scheduler:
         if not self._roster.running:
             self._batch_open = True
         plan = PlanBuilder(self._step + 1, self.config.max_num_batched_tokens, self.kv, self._counters)
-        self._serve_decodes(plan)
+        self._serve_decodes(plan, kept=plan.budget // 2)
         self._admit_short_prompts(plan)
         self._serve_prefills(plan)
         self._admit_in_order(plan)
+        self._serve_decodes(plan)
         return self._close(plan)
 
-    def _serve_decodes(self, plan: PlanBuilder) -> None:
-        """Decodes come first, so that no prefill holds them back (A4)."""
+    def _serve_decodes(self, plan: PlanBuilder, kept: int = 0) -> None:
+        """Decodes come first, so that no prompt holds them back (A4); those that are not due leave `kept` tokens."""
         block_size, counters = self.kv.block_size, self._counters
-        decodes = [request for request in self._roster.running if request.is_decoding]
-        for request in policy.decode_order(decodes, plan.budget):
-            if plan.budget == 0:
+        decodes = [r for r in self._roster.running if r.served < plan.step and r.is_decoding]
+        due_step = plan.step - self.config.decode_interval
+        decodes, kept = policy.decode_order(decodes, plan.budget, kept, due_step)
+        for request in decodes:
+            if plan.budget <= kept:
                 return
             if request.slot < 0:
                 continue  # preempted for one before it
@@ -154,26 +157,28 @@ class Scheduler:
         if not prefills or sum(prefills) < plan.budget:
             return
         self._roster.waiting.refresh(self.kv.match)
-        room = plan.budget // 2
+        least_budget = plan.budget - plan.budget // 2
+        is_first = True
         for request in self._roster.waiting.window(policy.JOIN_WINDOW):
+            room = plan.budget - least_budget
             if room == 0 or not self._may_admit(plan):
                 return
-            share = self._share_of(plan, request, room, prefills)
-            if share == 0:
-                continue
-            if self._start(plan, request, share) is not None:
-                return
-            room -= share
-            prefills.append(request.remaining)
+            if self._joins(plan, request, room, prefills, is_first):
+                if self._start(plan, request, room) is not None:
+                    return
+                prefills.append(request.remaining)
+                is_first = False
 
-    def _share_of(self, plan: PlanBuilder, request: Request, room: int, prefills: list[int]) -> int:
-        """Tokens with which a waiting request may join running prefills, 0 if it may not."""
+    def _joins(
+        self, plan: PlanBuilder, request: Request, room: int, prefills: list[int], is_first: bool
+    ) -> bool:
+        """Whether a waiting request may start now, ahead of its turn, beside prefills that go on for long."""
         if request.num_pending or self._waits_for_parent(request, plan.step):
-            return 0
-        waiting = self._roster.waiting
+            return False
+        if self._roster.waiting.overdue:
+            return request is self._roster.waiting.first()
         need = len(request.tokens) - self.kv.match(request)
-        joins = waiting.first() is request if waiting.overdue else policy.may_join(need, room, prefills)
-        return min(need, room) if joins else 0
+        return policy.may_join(need, room, prefills, is_first=is_first)
 
     def _serve_prefills(self, plan: PlanBuilder) -> None:
         """Prompts that are being computed share the budget; their blocks are reserved."""
@@ -216,18 +221,16 @@ class Scheduler:
 
     def _may_admit(self, plan: PlanBuilder) -> bool:
         """A place and budget are there; memory that was just taken from somebody is not handed on at once."""
-        return (
-            plan.budget > 0
-            and bool(self._roster.free_slots)
-            and not plan.preempted
-            and (self._batch_open or not self._static)
-        )
+        if plan.budget == 0 or not self._roster.free_slots:
+            return False
+        batch_closed = self._static and not self._batch_open
+        return not self._roster.running or not (plan.preempted or batch_closed)
 
     def _start(self, plan: PlanBuilder, request: Request, room: int) -> Blocked | None:
         """Admit a request and issue its first chunk of at most `room` tokens, or say why not."""
         assert request.num_pending == 0, "I8: tokens of its last run are in flight"
         num_tokens = policy.reservation(request, self.config.max_preemptions)
-        parent = self._running_parent(request)
+        parent = self._roster.running_parent(request)
         if parent is None:
             outcome: Blocked | tuple[tuple[int, int], ...] = (
                 self.kv.admit(request, num_tokens, self._spare()) or ()
@@ -250,16 +253,9 @@ class Scheduler:
     def _spare(self) -> int:
         return self._watermark if self._roster.running else 0
 
-    def _running_parent(self, request: Request) -> Request | None:
-        """The running sample 0 whose prompt a request that never ran can share."""
-        if request.fork_of is None or request.epoch > 0:
-            return None
-        parent = self._roster.requests.get(request.fork_of)
-        return parent if parent is not None and parent.is_running else None
-
     def _waits_for_parent(self, request: Request, step: int) -> bool:
         """Its parent's prompt must be issued in an earlier plan: copies are done before the entries of a plan."""
-        parent = self._running_parent(request)
+        parent = self._roster.running_parent(request)
         return parent is not None and not 0 < parent.prompt_step < step
 
     # ---- results

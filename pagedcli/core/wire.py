@@ -26,7 +26,7 @@ def plan_to_bytes(plan: StepPlan) -> bytes:
 def plan_from_bytes(data: bytes) -> StepPlan:
     """The plan that `plan_to_bytes` was given."""
     step, entries, copies, freed_slots = _load(data)
-    made = tuple(PlanEntry(*fixed, admission=_admission(row)) for *fixed, row in entries)
+    made = tuple(PlanEntry._make((*fixed, _admission(row))) for *fixed, row in entries)
     return StepPlan(step, made, copies, freed_slots)
 
 

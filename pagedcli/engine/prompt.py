@@ -14,17 +14,13 @@ from typing import Any, Protocol
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import RequestError
 from pagedcli.text.detokenizer import Detokenizer
-from pagedcli.text.words import resolve_words
+from pagedcli.text.words import WordCodec, resolve_words
 
 SEED_MASK = (1 << 64) - 1
 
 
-class TextCodec(Protocol):
+class TextCodec(WordCodec, Protocol):
     """What the engine needs of `text.tokenizer.Tokenizer`."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Words and token ids of a request, checked against the vocabulary. May import `errors`, `core.sampling`, `text`.
+"""Words and token ids of a request, checked against the vocabulary. May import `errors` and `core.sampling`.
 
 The core and the sampler know token ids only; this is where texts become ids and where an id that the model does not
 have is refused, before it can reach the device.
@@ -7,13 +7,13 @@ have is refused, before it can reach the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from typing import Protocol
 
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import RequestError
-from pagedcli.text.tokenizer import Tokenizer
 
 # A bad word can be spelled with many tokens; the spellings with the fewest tokens are forbidden, up to these numbers.
 MAX_SPELLINGS = 64
@@ -22,8 +22,23 @@ MAX_SEARCH = 4096
 Ids = tuple[int, ...]
 
 
+class WordCodec(Protocol):
+    """What is needed of a tokenizer to turn words into ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+
+    @property
+    def ids_by_bytes(self) -> Mapping[bytes, int]:
+        """The id of each byte string that an ordinary token adds inside a text."""
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text as it is encoded in the middle of another one."""
+
+
 def resolve_words(
-    params: SamplingParams, tokenizer: Tokenizer, vocab_size: int | None = None
+    params: SamplingParams, tokenizer: WordCodec, vocab_size: int | None = None
 ) -> SamplingParams:
     """The same parameters with words turned into token ids; RequestError names the field and the id or word.
 
@@ -63,7 +78,7 @@ def _variants(word: str) -> tuple[str, str]:
     return word, " " + word.lstrip(" ")
 
 
-def _spellings(word: str, field: str, tokenizer: Tokenizer) -> list[Ids]:
+def _spellings(word: str, field: str, tokenizer: WordCodec) -> list[Ids]:
     """Token ids of a word inside a text, as it is written and after a space."""
     found = [tuple(tokenizer.encode_inside(variant)) for variant in _variants(word)] if word.strip() else []
     if not all(found) or not found:
@@ -73,7 +88,7 @@ def _spellings(word: str, field: str, tokenizer: Tokenizer) -> list[Ids]:
     return list(dict.fromkeys(found))
 
 
-def _bad_spellings(word: str, tokenizer: Tokenizer) -> list[Ids]:
+def _bad_spellings(word: str, tokenizer: WordCodec) -> list[Ids]:
     usual = _spellings(word, "bad_words", tokenizer)
     known = tokenizer.ids_by_bytes
     every = [
@@ -82,7 +97,7 @@ def _bad_spellings(word: str, tokenizer: Tokenizer) -> list[Ids]:
     return list(dict.fromkeys(usual + every))
 
 
-def _segmentations(data: bytes, ids: dict[bytes, int]) -> Iterator[Ids]:
+def _segmentations(data: bytes, ids: Mapping[bytes, int]) -> Iterator[Ids]:
     """Ways to put `data` together from tokens, those of the fewest tokens first."""
     longest = max(map(len, ids), default=0)
     paths: deque[tuple[int, Ids]] = deque([(0, ())])

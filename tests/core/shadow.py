@@ -87,7 +87,9 @@ class ShadowExecutor:
             require(slot in self.slots, "freed a slot that holds nothing", plan.step, slot)
             del self.slots[slot]
         self._copy(plan.copies)
-        require(len({entry.slot for entry in plan.entries}) == len(plan.entries), "two entries in a slot", plan)
+        require(
+            len({entry.slot for entry in plan.entries}) == len(plan.entries), "two entries in a slot", plan
+        )
         for entry in plan.entries:
             self._write(plan.step, entry)
         outcomes = [self._read(plan.step, entry) for entry in plan.entries]

@@ -53,7 +53,7 @@ def sampling_cases(draw: st.DrawFn) -> tuple[list[float], SamplingParams, list[i
 
 
 @given(st.lists(sampling_cases(), min_size=1, max_size=4), st.integers(-(2**63), 2**64 - 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_choice_is_what_brute_force_chooses(cases: list[Any], seed: int) -> None:
     """Rows of different vocabularies cannot share a batch; each is sampled alone and among copies of itself."""
     for logits, params, tokens, num_prompt, stop_ids in cases:
@@ -71,6 +71,30 @@ def test_a_choice_is_what_brute_force_chooses(cases: list[Any], seed: int) -> No
         signed = (seed + 2**63) % 2**64 - 2**63
         assert faults == [Fault.NONE] * 2
         assert chosen == [brute_choice(adjusted, params, signed, len(tokens), 3)] * 2
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 63},
+        {"top_k": 64},
+        {"top_k": 65},
+        {"top_k": 600, "top_p": 0.9},
+        {"top_p": 0.05},
+        {"top_p": 0.3},
+        {"top_p": 0.97},
+        {"min_p": 0.4},
+        {"top_k": 300, "min_p": 0.01, "top_p": 0.7},
+    ],
+)
+def test_cuts_far_down_and_among_ties_are_where_brute_force_cuts(fields: dict[str, Any], levels: int) -> None:
+    """Over a vocabulary of which only a part is looked at first; few levels of logits make long ties."""
+    generator = torch.Generator().manual_seed(levels)
+    params = SamplingParams(temperature=1.5, **fields)
+    for seed in range(12):
+        logits = torch.randint(0, levels, (700,), generator=generator) * (4.0 / levels)
+        assert one(logits, params, seed=seed) == brute_choice(logits.tolist(), params, seed, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +375,16 @@ def test_logprobs_equal_brute_force(values: list[float], asked: list[tuple[int, 
         assert [t for t, _ in result.top] == order[:num_top]
         for top_token, value in result.top:
             assert value == pytest.approx(values[top_token] - norm, abs=1e-12)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 30, 1000])
+def test_alternatives_among_ties_are_the_lowest_ids(levels: int) -> None:
+    logits = torch.randint(0, levels, (1, 500), generator=torch.Generator().manual_seed(levels)).float()
+    values = logits[0].tolist()
+    order = sorted(range(500), key=lambda t: (-values[t], t))
+    (result,) = logprobs(logits, [LogprobRequest(0, 20)], torch.tensor([order[7]])).read()
+    assert [token for token, _ in result.top] == order[:20]
+    assert result.rank == 8
 
 
 def test_logprobs_are_the_same_in_any_batch() -> None:

@@ -51,7 +51,7 @@ PARTS = (
     "{% endif %}{% endfor %}"
 )
 REASONING = (
-    "{% for m in messages %}{{ m.role }}:"
+    "{% for m in messages %}{{ m.role }} {{ m.keys() | join(',') }}:"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
     "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %};{% endfor %}"
 )

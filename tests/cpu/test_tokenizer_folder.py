@@ -31,8 +31,8 @@ FAST = "PreTrainedTokenizerFast"
 NAMED = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 ADDED = {
     "0": {"content": "<|endoftext|>", "special": True, "normalized": False},
-    "450": {"content": "<new>", "special": False, "normalized": False, "lstrip": True},
     "451": {"content": "<secret>", "special": True, "normalized": False},
+    "450": {"content": "<new>", "special": False, "normalized": False, "lstrip": True},
 }
 FOLDERS: dict[str, tuple[Any, dict[str, Any] | None, dict[str, Any]]] = {
     "plain": (lambda: byte_level("qwen2"), {"tokenizer_class": FAST, **NAMED}, {}),
@@ -169,6 +169,23 @@ def test_token_bytes_are_exact() -> None:
     assert fallback.token_bytes(3 + 0xEA) == b"\xea"
     assert fallback.token_text(3 + 0xEA) == "\ufffd"
     assert [fallback.token_bytes(i) for i in (259, 262, 265)] == [b" ", b" a", "중".encode()]
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("post_processor", {"special_tokens": {}}),
+        ("model", {"unk_token": "<gone>", "byte_fallback": False}),
+    ],
+)
+def test_a_file_that_fails_only_in_use_is_refused_when_it_is_read(
+    part: str, value: dict[str, Any], tmp_path: Path
+) -> None:
+    stored = json.loads(byte_fallback_backend().to_str())
+    stored[part] |= value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
+        Tokenizer.from_folder(tmp_path)
 
 
 JSON = st.recursive(

@@ -58,9 +58,9 @@ def test_byte_level_text_round_trip(text: str) -> None:
 
 
 def test_the_families_differ_on_digits() -> None:
-    digits = {pre: len(_gguf_tokenizer(pre).encode("12345")) for pre in FAMILIES}
-    assert digits["smollm"] == digits["qwen2"] == 5
-    assert digits["gpt-2"] < 5
+    digits = {pre: len(_gguf_tokenizer(pre).encode("1234567890")) for pre in FAMILIES}
+    assert digits["smollm"] == digits["qwen2"] == 10
+    assert digits["gpt-2"] < 10
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -83,8 +83,12 @@ def test_sentencepiece_vocabularies_encode_and_decode_like_sentencepiece(prefix:
 @settings(max_examples=150, deadline=None)
 @given(ids=st.lists(st.integers(3, 479) | st.integers(3, 262), max_size=20))
 def test_any_ids_decode_like_sentencepiece(ids: list[int]) -> None:
-    """Byte tokens included: valid characters are kept, each invalid byte is one U+FFFD."""
+    """Byte tokens included: valid characters are kept, each invalid byte is one U+FFFD.
+
+    After a word: at the very start a space that is a byte token is stripped here (as transformers does), not there.
+    """
     model = sentencepiece_processor()
+    ids = [*model.encode("the"), *ids]
     key = "sentencepiece True"
     if key not in _MADE:
         _MADE[key] = Tokenizer.from_gguf(sentencepiece_metadata())
@@ -215,9 +219,10 @@ def test_random_metadata_gives_a_checkpoint_error_or_a_tokenizer(data: st.DataOb
 @pytest.mark.model
 def test_smollm2_encodes_like_a_tokenizer_built_by_other_hands(smollm2_gguf: Path) -> None:
     """transformers reads the vocabulary; its splitting, decoder and start token are set right by hand."""
-    from gguf import GGUFReader
     from tokenizers import decoders, pre_tokenizers, processors
     from transformers import AutoTokenizer
+
+    from pagedcli.checkpoint import open_checkpoint
 
     oracle = AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name).backend_tokenizer
     bytes_split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -227,8 +232,7 @@ def test_smollm2_encodes_like_a_tokenizer_built_by_other_hands(smollm2_gguf: Pat
     oracle.decoder = decoders.ByteLevel()
     oracle.normalizer = None
     oracle.post_processor = processors.ByteLevel(trim_offsets=False)
-    fields = GGUFReader(smollm2_gguf).fields
-    ours = Tokenizer.from_gguf({key: value.contents() for key, value in fields.items() if "tokenizer" in key})
+    ours = open_checkpoint(smollm2_gguf).load_tokenizer()
     assert ours.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
     assert ours.encode("12345") == [33, 34, 35, 36, 37]
     source = Path(__file__).read_text(encoding="utf-8")

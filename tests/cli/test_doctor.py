@@ -1,0 +1,75 @@
+"""`paged doctor`: what it says of this machine, and its judgement of models."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+
+from pagedcli.cli.doctor_run import read_processor
+from pagedcli.cli.main import run
+
+X86 = """processor : 0
+model name : Some CPU @ 2.0GHz
+flags : fpu sse4_2 avx2 avx512_vnni amx_tile unknown_thing
+
+processor : 1
+model name : Some other CPU
+flags : fpu
+"""
+ARM = "processor : 0\nFeatures : fp asimd asimddp i8mm\n"
+
+
+def test_processor_of_an_x86_and_an_arm_machine(tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text(X86)
+    found = read_processor(path)
+    assert found.name == "Some CPU @ 2.0GHz"
+    assert found.instruction_sets == ("sse4_2", "avx2", "avx512_vnni", "amx_tile")
+    path.write_text(ARM)
+    assert read_processor(path).instruction_sets == ("asimd", "asimddp", "i8mm")
+    assert read_processor(tmp_path / "none").instruction_sets == ()
+
+
+def test_machine_report_goes_to_stdout(capfd):
+    assert run(["doctor"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    for words in (
+        platform.python_version(),
+        "torch",
+        "instruction sets",
+        "physical",
+        "attention",
+        "--threads",
+    ):
+        assert words in out
+
+
+def test_a_good_model(capfd, tiny_checkpoint):
+    folder = tiny_checkpoint("llama")
+    assert run(["doctor", str(folder)]) == 0
+    out = capfd.readouterr().out
+    assert str(folder) in out
+    assert "LlamaForCausalLM" in out
+    assert out.rstrip().endswith("can be used")
+
+
+def test_an_unknown_family_is_refused_with_exit_code_2(capfd, tiny_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint("llama"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["MambaForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert run(["doctor", str(folder)]) == 2
+    out = capfd.readouterr().out
+    assert "MambaForCausalLM" in out
+    assert "LlamaForCausalLM" in out
+    assert out.rstrip().endswith("cannot be used")
+
+
+def test_a_model_that_is_not_there(capfd):
+    assert run(["doctor", "no/such/model/folder"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
