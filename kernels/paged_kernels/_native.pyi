@@ -9,6 +9,9 @@ _Writable = Any
 
 ABI_VERSION: int
 
+class Error(ValueError):
+    """A caller's mistake, or what this machine cannot do, in one line with the numbers."""
+
 def available_isas() -> tuple[str, ...]:
     """Variants that are built and that this machine can run, best first."""
 
@@ -16,7 +19,7 @@ def available_isas() -> tuple[str, ...]:
 class Buffer:
     """Zeroed memory, aligned to 64 bytes (2 MB and in huge pages if large); bytes by the buffer protocol."""
 
-    def __new__(cls, num_bytes: int) -> Buffer: ...
+    def __new__(cls, num_bytes: int, huge: bool = True) -> Buffer: ...
     @property
     def address(self) -> int: ...
     @property
@@ -34,22 +37,45 @@ class Runtime:
     def threads(self) -> int: ...
     def bind_caller(self) -> None: ...
     def pack(
-        self, packed: Buffer, dtype: int, row_offset: int, rows: int, in_features: int, source: _Readable, source_dtype: int
+        self,
+        packed: Buffer,
+        dtype: int,
+        row_offset: int,
+        rows: int,
+        in_features: int,
+        source: _Readable,
+        source_dtype: int,
     ) -> None: ...
-    def convert(self, out: Buffer, offset: int, count: int, source: _Readable, source_dtype: int) -> None: ...
     def copy_blocks(self, pool: Buffer, planes: int, num_blocks: int, block_bytes: int, copies: _Readable) -> None: ...
+    def call(self, kernel: str, params: _Readable) -> None:
+        """One kernel on a parameter struct of include/paged/kernels.h, unchecked: for tests and measurements."""
+
     def sample(
-        self, logits: _Readable, vocab_size: int, rows: _Readable, tokens: _Writable, faults: _Writable,
-        logprobs: _Writable, ranks: _Writable, top_ids: _Writable, top: _Writable, max_top: int,
+        self,
+        logits: _Readable,
+        rows: _Readable,
+        tokens: _Writable,
+        faults: _Writable,
+        logprobs: _Writable,
+        ranks: _Writable,
+        top_ids: _Writable,
+        top: _Writable,
     ) -> None: ...
     def logprobs(
-        self, logits: _Readable, vocab_size: int, logit_rows: _Readable, tokens: _Readable, num_top: _Readable,
-        logprobs: _Writable, ranks: _Writable, top_ids: _Writable, top: _Writable, max_top: int,
+        self,
+        logits: _Readable,
+        logit_rows: _Readable,
+        tokens: _Readable,
+        num_top: _Readable,
+        logprobs: _Writable,
+        ranks: _Writable,
+        top_ids: _Writable,
+        top: _Writable,
     ) -> None: ...
 
 @final
 class Program:
-    """A recorded list of kernel calls; values are small integers."""
+    """A recorded list of kernel calls; values are small integers. As a buffer: the output of the last run."""
 
     def __new__(cls, runtime: Runtime, dtype: int, block_size: int) -> Program: ...
     def embedding(self, table: Buffer, vocab_size: int, hidden_size: int) -> int: ...
@@ -71,6 +97,6 @@ class Program:
         self, token_ids: _Readable, positions: _Readable, slot_mapping: _Readable, query_start: _Readable,
         seq_lens: _Readable, block_table: _Readable, logit_rows: _Readable,
     ) -> None: ...
-    def output(self) -> memoryview: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
     def describe(self) -> str: ...
     def workspace_bytes(self) -> int: ...

@@ -36,6 +36,7 @@ except ImportError as error:  # the package was not built: say how, not only tha
     ) from error
 
 Buffer = _native.Buffer
+NativeError = _native.Error
 
 DTYPES = {"float32": 0, "bfloat16": 1}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -166,13 +167,16 @@ class Runtime:
 
     def floats(self, parts: Sequence[StoredTensor], dtype: str) -> Buffer:
         """Vectors one after the other as float32, rounded to `dtype` before: norm weights and biases."""
-        buffer = Buffer(4 * sum(part.shape[0] for part in parts))
-        offset = 0
-        for part in parts:
-            self._native.convert(buffer, offset, part.shape[0], part.data, STORED_DTYPES[part.dtype])
-            offset += part.shape[0]
+        values = np.concatenate([_as_floats(part) for part in parts])
         if dtype == "bfloat16":
-            _round_to_bfloat16(np.frombuffer(buffer, np.uint32))
+            _round_to_bfloat16(values.view(np.uint32))
+        return self.upload(values)
+
+    def upload(self, values: npt.NDArray[np.float32]) -> Buffer:
+        """Floats in the order of memory, such as the cosines of `rope_kv_write`."""
+        flat = np.ascontiguousarray(values, np.float32)
+        buffer = Buffer(flat.nbytes)
+        np.frombuffer(buffer, np.float32)[:] = flat.reshape(-1)
         return buffer
 
     def sample(
@@ -185,12 +189,9 @@ class Runtime:
             rows: [num_rows] of SAMPLE_ROW.
             out: With room for num_rows rows.
         """
-        if len(rows) > len(out.tokens):
-            raise ShapeError(f"{len(rows)} rows to sample, the output holds {len(out.tokens)}")
         self._native.sample(
-            logits, logits.shape[1], rows, out.tokens, out.faults,
-            out.logprobs, out.ranks, out.top_ids, out.top, out.top.shape[1],
-        )  # fmt: skip
+            logits, rows, out.tokens, out.faults, out.logprobs, out.ranks, out.top_ids, out.top
+        )
 
     def logprobs(
         self,
@@ -202,9 +203,15 @@ class Runtime:
     ) -> None:
         """Log-probabilities of given tokens, [num_rows] each, into `out` (its tokens and faults are left alone)."""
         self._native.logprobs(
-            logits, logits.shape[1], logit_rows, tokens, num_top,
-            out.logprobs, out.ranks, out.top_ids, out.top, out.top.shape[1],
-        )  # fmt: skip
+            logits, logit_rows, tokens, num_top, out.logprobs, out.ranks, out.top_ids, out.top
+        )
+
+
+def _as_floats(tensor: StoredTensor) -> npt.NDArray[np.float32]:
+    if tensor.dtype == "BF16":
+        return (tensor.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    stored = {"F32": np.float32, "F16": np.float16, "F64": np.float64}[tensor.dtype]
+    return np.asarray(tensor.data.view(stored), np.float32)
 
 
 def _round_to_bfloat16(bits: npt.NDArray[np.uint32]) -> None:
@@ -238,7 +245,8 @@ class KVPool:
     ) -> None:
         self.num_layers, self.num_blocks, self.block_size = num_layers, num_blocks, block_size
         self.block_bytes = num_kv_heads * block_size * head_dim * ITEM_BYTES[dtype]
-        self.buffer = Buffer(2 * num_layers * num_blocks * self.block_bytes)
+        # Small pages: blocks of a layer lie far apart, and a huge page would come whole for each.
+        self.buffer = Buffer(2 * num_layers * num_blocks * self.block_bytes, huge=False)
 
     @property
     def num_bytes(self) -> int:
@@ -272,31 +280,25 @@ class Program:
     def __init__(self, runtime: Runtime, dtype: str, block_size: int) -> None:
         self.runtime, self.dtype = runtime, dtype
         self._native = _native.Program(runtime._native, DTYPES[dtype], block_size)
-        self._kept: list[object] = [runtime]
 
     def embedding(self, table: PackedWeight) -> int:
         """[num_tokens, hidden_size] of the step's token ids."""
-        self._kept.append(table)
         return self._native.embedding(table.buffer, table.out_features, table.in_features)
 
     def rms_norm(self, x: int, weight: Buffer, eps: float) -> int:
         """x / sqrt(mean(x^2) + eps) * weight."""
-        self._kept.append(weight)
         return self._native.norm(x, -1, weight, eps)[0]
 
     def add_rms_norm(self, x: int, residual: int, weight: Buffer, eps: float) -> tuple[int, int]:
         """(norm of the sum, the sum rounded to the dtype)."""
-        self._kept.append(weight)
         return self._native.norm(x, residual, weight, eps)
 
     def linear(self, x: int, weight: PackedWeight, bias: Buffer | None = None) -> int:
         """x @ weight.T + bias, of the program's dtype."""
-        self._kept += [weight, bias]
         return self._native.linear(x, weight.buffer, weight.out_features, bias, False)
 
     def head(self, x: int, weight: PackedWeight, bias: Buffer | None = None) -> int:
         """As `linear`, the result in float32 without a rounding between."""
-        self._kept += [weight, bias]
         return self._native.linear(x, weight.buffer, weight.out_features, bias, True)
 
     def rope_kv_write(
@@ -318,7 +320,6 @@ class Program:
             layer: Layer of `kv`.
             norms: Weights [head_dim] float32 of q and k, and eps.
         """
-        self._kept += [angles, kv, norms]
         q_norm, k_norm, eps = norms if norms is not None else (None, None, 0.0)
         return self._native.rope(
             qkv, *heads, *angles, q_norm, k_norm, eps, kv.buffer, kv.key_offset(layer), kv.value_offset(layer)
@@ -328,7 +329,6 @@ class Program:
         self, q: int, heads: tuple[int, int, int], scale: float, window: int | None, kv: KVPool, layer: int
     ) -> int:
         """Causal attention over the cached keys, [rows, num_heads * head_dim]."""
-        self._kept.append(kv)
         return self._native.attention(
             q, *heads, scale, window or 0, kv.buffer, kv.key_offset(layer), kv.value_offset(layer)
         )
@@ -366,7 +366,7 @@ class Program:
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The output of the last run, [rows, features]; a view that the next run overwrites."""
-        return np.asarray(self._native.output())
+        return np.asarray(self._native)
 
     def describe(self) -> str:
         """The calls, one a line: op, shapes, buffers."""
