@@ -57,6 +57,7 @@ def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = ()) -> Na
 
     Raises:
         MissingDependencyError: They were not built.
+        ConfigError: PAGED_CPU_ISA names a variant that is not there.
     """
     try:
         from pagedcli.ops.native_ops import NativeOps
@@ -66,7 +67,10 @@ def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = ()) -> Na
         raise MissingDependencyError(
             f"{error}, or choose the slower torch: --set device.backend=torch"
         ) from error
-    return NativeOps(dtype, threads=threads, cpus=cpus)
+    try:
+        return NativeOps(dtype, threads=threads, cpus=cpus)
+    except ValueError as error:
+        raise ConfigError(f"the native CPU engine cannot start: {error}") from error
 
 
 def torch_is_installed() -> bool:

@@ -77,6 +77,11 @@ class NativeWorker:
         max_num_seqs: Slots.
         max_model_len: Longest sequence in tokens.
         weight_bytes: Memory of the weights, for `info`.
+
+    Attributes:
+        info: Facts for the engine.
+        num_steps: Plans carried out.
+        native_seconds: Time inside the kernels since the start, all of it without the interpreter's lock.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class NativeWorker:
         self._max_top = min(MAX_LOGPROBS, spec.vocab_size)
         self._chosen = SampleOutput(max_num_seqs, self._max_top)
         self._prompt: SampleOutput | None = None
+        self.num_steps = 0
+        self.native_seconds = 0.0
         self.info = ExecutorInfo(
             device="cpu",
             dtype=dtype,
@@ -120,10 +127,13 @@ class NativeWorker:
         started = time.perf_counter()
         self._kv.copy_blocks(self._runtime, plan.copies)
         rows, sampling = self._state.apply(plan)
+        computing = time.perf_counter()
         self._program.run(
             rows.token_ids, rows.positions, rows.slot_mapping, rows.query_start,
             rows.seq_lens, rows.block_table, rows.logit_rows,
         )  # fmt: skip
+        self.native_seconds += time.perf_counter() - computing
+        self.num_steps += 1
         outcome = _Outcome(plan)
         if len(sampling.entries):
             self._sample(sampling, outcome)
@@ -137,7 +147,9 @@ class NativeWorker:
 
     def _sample(self, sampling: StepSampling, outcome: _Outcome) -> None:
         out, count = self._chosen, len(sampling.entries)
+        sampling_since = time.perf_counter()
         self._runtime.sample(self._program.logits(), sampling.rows, out)
+        self.native_seconds += time.perf_counter() - sampling_since
         tokens = out.tokens[:count]
         self._state.write_tokens(sampling, tokens)
         entries = sampling.entries.tolist()
@@ -254,7 +266,7 @@ def make_native_worker(
 def _make_pool(spec: ModelSpec, num_blocks: int, block_size: int, dtype: str) -> KVPool:
     try:
         return KVPool(spec.num_layers, num_blocks, spec.num_kv_heads, block_size, spec.head_dim, dtype)
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # the kernels' own error is a ValueError
         item_bytes = 4 if dtype == "float32" else 2
         num_bytes = spec.kv_elements_per_token() * block_size * num_blocks * item_bytes
         raise ConfigError(

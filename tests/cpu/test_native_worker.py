@@ -121,7 +121,7 @@ def test_workloads_of_every_kind_equal_the_oracle(seed: int, depth: int) -> None
         prompt = [3, 1, 4, 1] * draw.randrange(3) + [
             draw.randrange(VOCAB_SIZE) for _ in range(draw.randrange(1, 9))
         ]
-        params = params_for(index).replace(max_tokens=draw.randrange(1, 12), ignore_eos=True)
+        params = params_for(index).replace(max_tokens=draw.randrange(4, 12), ignore_eos=True)
         requests.append(Request(len(requests), prompt, len(prompt), params, seed=7 + index))
         if index % 5 == 1:
             index_of_parent = requests[-1].id
