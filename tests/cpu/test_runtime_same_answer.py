@@ -34,7 +34,7 @@ SETUPS = {
     "pages-of-256": Setup(block_size=256, num_blocks=20, depth=2, budget=50),
     "no-prefix-caching": Setup(caching=False, depth=2),
     "preempted": Setup(num_blocks=11, budget=64, depth=1),
-    "preempted-deep": Setup(num_blocks=70, block_size=4, budget=40, depth=3),
+    "preempted-deep": Setup(num_blocks=44, block_size=4, budget=40, depth=3),
     "two-at-once": Setup(max_num_seqs=2, depth=2),
 }
 
