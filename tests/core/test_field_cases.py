@@ -126,6 +126,23 @@ def test_A4_decodes_beyond_the_budget_take_turns(decode_interval: int) -> None:
     assert bed.counters.max_decode_gap == max(gaps)
 
 
+@pytest.mark.parametrize("decode_interval", [1, 2, 3])
+@pytest.mark.parametrize("budget", [1, 4, 7])
+def test_A4_more_places_than_the_interval_allows_still_keep_the_bound(budget: int, decode_interval: int) -> None:
+    """Whoever would make the decodes too many for the budget is admitted later, not sooner and slower."""
+    bed = Bed(
+        num_pages=500,
+        page_size=4,
+        max_num_batched_tokens=budget,
+        max_num_seqs=64,
+        decode_interval=decode_interval,
+    )
+    for index in range(40):
+        bed.add(numbers(1 + index % 5, 10 * index), max_tokens=20)
+    bed.drain().assert_right()
+    assert bed.counters.max_decode_gap <= decode_interval
+
+
 class CollidingKey(BlockKey):
     """Every key has the same hash: only comparing the tokens tells them apart."""
 
