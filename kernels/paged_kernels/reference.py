@@ -35,7 +35,7 @@ def embedding(table: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+    """RMS norm over the last dimension: x / sqrt(mean(x^2) + eps) * weight.
 
     Args:
         x: [..., features].
@@ -56,7 +56,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias.
+    """Linear: x @ weight.T + bias.
 
     Args:
         x: [rows, in_features].

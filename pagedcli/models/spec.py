@@ -84,10 +84,12 @@ class ModelSpec:
 
     @property
     def q_size(self) -> int:
+        """Features of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
+        """Features of all key heads, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
     def kv_elements_per_token(self) -> int:
@@ -118,12 +120,14 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: float) -> float:
+        """A number; null is an error."""
         value = self.config.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(f"{self.source}: {key} is {value!r}: it must be a number")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
+        """True or false; null gives the default."""
         value = self.config.get(key)
         if value is None:
             return default
@@ -132,6 +136,7 @@ class ConfigReader:
         return value
 
     def architecture(self) -> str:
+        """The first of `architectures`, or the family's from `model_type`."""
         names = self.config.get("architectures") or ["unknown"]
         return str(names[0])
 
