@@ -80,7 +80,9 @@ class ModelSpec:
         """
         from pagedcli.models.registry import find_family  # the registry's families import this module
 
-        return find_family(config, source).read_spec(ConfigReader(config, source))
+        family = find_family(config, source)
+        named = {**config, "architectures": [family.architecture]}  # may have been found by its model_type
+        return family.read_spec(ConfigReader(named, source))
 
     @property
     def q_size(self) -> int:
@@ -135,11 +137,6 @@ class ConfigReader:
             raise CheckpointError(f"{self.source}: {key} is {value!r}: it must be true or false")
         return value
 
-    def architecture(self) -> str:
-        """The first of `architectures`, or the family's from `model_type`."""
-        names = self.config.get("architectures") or ["unknown"]
-        return str(names[0])
-
 
 def read_common(reader: ConfigReader) -> ModelSpec:
     """What all families read the same way: sizes, norm, activation, rope, head; full attention, no biases."""
@@ -148,7 +145,7 @@ def read_common(reader: ConfigReader) -> ModelSpec:
     max_position = reader.integer("max_position_embeddings")
     num_layers = reader.integer("num_hidden_layers")
     spec = ModelSpec(
-        architecture=reader.architecture(),
+        architecture=reader.config["architectures"][0],
         dtype=_stored_dtype(reader),
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,
