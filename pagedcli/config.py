@@ -120,12 +120,6 @@ class SchedulerConfig:
         _require(
             self.depth is None or 1 <= self.depth <= 8, f"scheduler.depth is {self.depth}: choose 1 to 8"
         )
-        _require(
-            self.max_num_seqs <= self.max_num_batched_tokens * self.decode_interval,
-            f"scheduler.max_num_seqs is {self.max_num_seqs}, more than max_num_batched_tokens x decode_interval = "
-            f"{self.max_num_batched_tokens * self.decode_interval}, so that decodes would be held back longer: "
-            f"set max_num_seqs to {self.max_num_batched_tokens * self.decode_interval} or raise max_num_batched_tokens",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,11 +205,15 @@ class FakeExecutor:
 
 
 class ByteDetokenizer:
-    def __init__(self, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, *, skip_special_tokens: bool = True, strip_space: bool = False) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._skip = skip_special_tokens
+        self._strip_space = strip_space
 
     def push(self, token_id: int) -> str:
+        strip, self._strip_space = self._strip_space, False
+        if strip and token_id == ord(" "):
+            return ""
         if token_id < 256:
             return self._decoder.decode(bytes([token_id]))
         if self._skip:
@@ -221,7 +225,10 @@ class ByteDetokenizer:
 
 
 class ByteTokenizer:
-    """Token ids 0 to 255 are the bytes of UTF-8, 256 starts and 257 ends a sequence."""
+    """Token ids 0 to 255 are the bytes of UTF-8, 256 starts and 257 ends a sequence.
+
+    As SentencePiece does, it strips a space from the start of a decoded text that does not continue another.
+    """
 
     vocab_size = VOCAB_SIZE
     eos_token_ids: tuple[int, ...] = (EOS,)
@@ -253,10 +260,10 @@ class ByteTokenizer:
         return bytes([token_id]) if token_id < 256 else None
 
     def token_text(self, token_id: int) -> str:
-        return self.decode([token_id], skip_special_tokens=False)
+        return ByteDetokenizer(skip_special_tokens=False).push(token_id) or "\ufffd"
 
     def detokenizer(self, *, skip_special_tokens: bool = True, continuing: bool = False) -> ByteDetokenizer:
-        return ByteDetokenizer(skip_special_tokens=skip_special_tokens)
+        return ByteDetokenizer(skip_special_tokens=skip_special_tokens, strip_space=not continuing)
 
     def apply_chat_template(
         self,

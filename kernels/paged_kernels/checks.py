@@ -13,7 +13,9 @@ class ShapeError(ValueError):
 def check_shape(name: str, value: Any, expected: Sequence[int | None]) -> None:
     """`value.shape` must be `expected`, where None stands for any size."""
     shape = tuple(value.shape)
-    fits = len(shape) == len(expected) and all(want in (None, has) for want, has in zip(expected, shape))
+    fits = len(shape) == len(expected) and all(
+        want in (None, has) for want, has in zip(expected, shape, strict=True)
+    )
     if not fits:
         raise ShapeError(f"{name} has shape {list(shape)}, expected {list(expected)}")
 

@@ -8,11 +8,11 @@ at offset `p % block_size`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paged_kernels.checks import ShapeError, check_heads, check_shape
 
@@ -35,7 +35,7 @@ def embedding(table: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+    """RMS norm over the last dimension: x / sqrt(mean(x^2) + eps) * weight.
 
     Args:
         x: [..., features].
@@ -56,7 +56,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias.
+    """Linear: x @ weight.T + bias.
 
     Args:
         x: [rows, in_features].
@@ -191,13 +191,19 @@ def select_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _activate(gate: Tensor, activation: str) -> Tensor:
+    """Built from exp, erf and tanh over contiguous memory, whose bits do not depend on where an element lies.
+
+    torch's own silu and gelu take another path for the last elements of a row or of a thread's share, and so give an
+    element other bits with other neighbours (measured: torch 2.13, silu from 329 rows of 200 on at two threads).
+    """
+    gate = gate.contiguous()
     if activation == "silu":
-        return functional.silu(gate)
+        return gate / (1.0 + torch.exp(-gate))
     if activation == "gelu":
-        # Not functional.gelu: its erf form gives other bits for the last elements of a row.
         return gate * 0.5 * (1.0 + torch.erf(gate * 0.5**0.5))
     if activation == "gelu_tanh":
-        return functional.gelu(gate, approximate="tanh")
+        inner = (gate + 0.044715 * gate * gate * gate) * (2.0 / math.pi) ** 0.5
+        return gate * 0.5 * (1.0 + torch.tanh(inner))
     raise ShapeError(f"activation {activation!r} is not known: silu, gelu, gelu_tanh")
 
 

@@ -41,6 +41,7 @@ class Heads:
 
     @property
     def group(self) -> int:
+        """Query heads to one key-value head."""
         return self.num_heads // self.num_kv_heads
 
 
@@ -149,7 +150,8 @@ def tile_tokens(group: int, head_dim: int, device: str, threads: int) -> tuple[i
     """Tokens in a narrow and in a wide tile, for `group` query heads to a key-value head.
 
     The narrow tile is one token where the library gives its few rows the bits of a wide tile, else `NARROW_ROWS` rows;
-    the wide one is as narrow if those differ too. `threads` is only part of the key: it may change the library's choice.
+    the wide one is as narrow if those differ too. `threads` is part of the key because it may change what the library
+    does.
     """
     wide = -(-WIDE_ROWS // group)
     for narrow in (1, -(-NARROW_ROWS // group)):
@@ -182,9 +184,7 @@ def _same_bits(q: Tensor, keys: Tensor, scores: Tensor, values: Tensor, items: i
     return torch.equal(few_scores, scores[:items, rows]) and torch.equal(few_values, values[:items, rows])
 
 
-def _cut(
-    sequence: int, row: int, num_rows: int, start: int, size: int, window: int | None
-) -> list[Tile]:
+def _cut(sequence: int, row: int, num_rows: int, start: int, size: int, window: int | None) -> list[Tile]:
     """Tiles of one sequence whose rows begin at `row` of the batch and at position `start`."""
     tiles = []
     for offset in range(0, num_rows, size):
@@ -222,13 +222,16 @@ def _index(
 ) -> Round:
     """The index tensors of one round."""
     device = block_table.device
-    tiles_with = tuple(
-        sum(tile.num_splits > split for tile in tiles) for split in range(tiles[0].num_splits)
-    )
+    tiles_with = tuple(sum(tile.num_splits > split for tile in tiles) for split in range(tiles[0].num_splits))
     items = [(index, split) for split, count in enumerate(tiles_with) for index in range(count)]
     facts = torch.tensor(
         [
-            (index, tiles[index].sequence, (tiles[index].first_split + split) * SPLIT, seq_lens[tiles[index].sequence])
+            (
+                index,
+                tiles[index].sequence,
+                (tiles[index].first_split + split) * SPLIT,
+                seq_lens[tiles[index].sequence],
+            )
             for index, split in items
         ]
     ).to(device)
@@ -241,7 +244,9 @@ def _index(
     stored = torch.minimum(keys, length.unsqueeze(1) - 1)  # hidden keys beyond the end read a real one
     blocks = block_table[sequence.unsqueeze(1), stored // block_size].long()
     head = torch.arange(heads.num_kv_heads, device=device).unsqueeze(1)
-    kv_rows = (blocks.unsqueeze(1) * heads.num_kv_heads + head) * block_size + (stored % block_size).unsqueeze(1)
+    kv_rows = (blocks.unsqueeze(1) * heads.num_kv_heads + head) * block_size + (
+        stored % block_size
+    ).unsqueeze(1)
     return Round(
         rows, kept, kept_rows, item_tile, kv_rows.flatten(), hidden[:, None, :, None, :], tiles_with, size
     )
@@ -288,14 +293,16 @@ def _attend(q: Tensor, key_cache: Tensor, value_cache: Tensor, part: Round, scal
     return joined.reshape(-1, num_heads, head_dim)
 
 
-def _join(tiles_with: tuple[int, ...], num_kv_heads: int, peak: Tensor, total: Tensor, mixed: Tensor) -> Tensor:
+def _join(
+    tiles_with: tuple[int, ...], num_kv_heads: int, peak: Tensor, total: Tensor, mixed: Tensor
+) -> Tensor:
     """Add the splits of every row in the order of their positions: [num_tiles * num_kv_heads, rows, head_dim].
 
     `peak`, `total` and `mixed` are [num_items * num_kv_heads, rows, 1 or head_dim], items sorted as in `Round`.
     """
     counts = [count * num_kv_heads for count in tiles_with]
     highest = peak[: counts[0]].clone()
-    parts = list(zip(counts, peak.split(counts), total.split(counts), mixed.split(counts), strict=True))
+    parts = list(zip(counts, *(torch.split(part, counts) for part in (peak, total, mixed)), strict=True))
     for count, split_peak, _, _ in parts[1:]:
         torch.maximum(highest[:count], split_peak, out=highest[:count])
     sums, values = torch.zeros_like(highest), mixed.new_zeros((counts[0], *mixed.shape[1:]))

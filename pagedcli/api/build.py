@@ -29,8 +29,7 @@ from pagedcli.api.resolve import (
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.checkpoint.sources import open_checkpoint, resolve_model
 from pagedcli.config import EngineConfig
-from pagedcli.core.kv_contiguous import ContiguousKV, FirstFitKV
-from pagedcli.core.kv_manager import KVManager, PagedKV
+from pagedcli.core.allocation import make_kv
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.engine.executor import Executor
@@ -131,7 +130,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         resolved, executor = _start(config, checkpoint, run, backend)
     scheduler = Scheduler(
         config.scheduler,
-        _kv_manager(config, resolved),
+        make_kv(config.cache, resolved.num_pages, resolved.max_model_len),
         max_model_len=resolved.max_model_len,
         watermark=config.cache.watermark,
     )
@@ -203,12 +202,3 @@ def _start(
         max_model_len=resolved.max_model_len,
     )
     return resolved, make_executor(worker, run.depth)
-
-
-def _kv_manager(config: EngineConfig, resolved: ResolvedConfig) -> KVManager:
-    blocks, size = resolved.num_pages, resolved.page_size
-    if config.cache.allocation == "contiguous":
-        return ContiguousKV(blocks, size, resolved.max_model_len)
-    if config.cache.allocation == "first-fit":
-        return FirstFitKV(blocks, size)
-    return PagedKV(blocks, size, caching=config.cache.prefix_caching)

@@ -86,7 +86,7 @@ def _save_fast(source: Path, target: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source), use_fast=True, local_files_only=True)
         tokenizer.save_pretrained(str(target))
-    except Exception as error:  # noqa: BLE001 - the libraries under it raise bare Exception for broken files
+    except Exception as error:  # the libraries under it raise bare Exception for broken files
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{source}: its tokenizer cannot be converted: {reason}") from error
     if not (target / "tokenizer.json").is_file():

@@ -67,10 +67,10 @@ class PlanBuilder:
         if admitted or start < request.num_prompt or start < request.peak_computed:
             self._note_progress(request, start, stop, admitted)
         request.peak_computed = max(request.peak_computed, stop)
-        if self._caching and min(stop, len(request.tokens)) >= (len(request.keys) + 1) * self._block_size:
-            self._kv.publish(
-                request, min(stop, len(request.tokens))
-            )  # I11: known on the host, and issued now
+        if self._caching:  # I11: what is known on the host and issued now
+            num_known = min(stop, len(request.tokens))
+            if num_known >= (len(request.keys) + 1) * self._block_size:
+                self._kv.publish(request, num_known)
 
     def build(self, freed_slots: tuple[int, ...]) -> StepPlan | None:
         """The plan, or None if nothing was issued."""

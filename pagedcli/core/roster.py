@@ -144,6 +144,8 @@ class Roster:
         assert request.num_computed <= len(request.table) * self.kv.block_size, (
             f"I3: {name} outgrew its table"
         )
+        known_and_issued = min(len(request.tokens), request.num_computed)
+        assert len(request.keys) * self.kv.block_size <= known_and_issued, f"I11: {name} published too much"
 
     def _leave_running(self, request: Request) -> None:
         index = bisect_left(self.running, request.sort_key, key=_policy_order)

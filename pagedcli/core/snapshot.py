@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from pagedcli.core.blocked import Blocked
 from pagedcli.core.kv_manager import BlockCounts, KVManager
@@ -23,9 +24,11 @@ class BlockState(StrEnum):
     SHARED = "shared"
 
 
-@dataclass(frozen=True, slots=True)
-class BlockView:
-    """One block: free, cached (free and findable), used by one request or shared by several."""
+class BlockView(NamedTuple):
+    """One block: free, cached (free and findable), used by one request or shared by several.
+
+    A named tuple, because a snapshot makes one for every block of the pool.
+    """
 
     id: int
     state: BlockState
@@ -75,14 +78,14 @@ class Snapshot:
 
 def view_blocks(kv: KVManager, holders: Iterable[Request]) -> tuple[BlockView, ...]:
     """Every block with its owners."""
-    owners: list[list[int]] = [[] for _ in range(kv.num_blocks)]
+    owners: dict[int, tuple[int, ...]] = {}
     for request in holders:
         for block in request.table:
-            owners[block].append(request.id)
-    facts = zip(kv.block_refs(), owners, kv.cached_blocks(), strict=True)
+            owners[block] = (*owners.get(block, ()), request.id)
+    facts = enumerate(zip(kv.block_refs(), kv.cached_blocks(), strict=True))
     return tuple(
-        BlockView(block, _state(refs, findable), refs, tuple(held), findable)
-        for block, (refs, held, findable) in enumerate(facts)
+        BlockView(block, _state(refs, findable), refs, owners.get(block, ()), findable)
+        for block, (refs, findable) in facts
     )
 
 

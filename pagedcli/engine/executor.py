@@ -51,7 +51,8 @@ class Executor(Protocol):
     """Runs plans in the order of submission (I10), so freed blocks and slots may be reused at once without fences."""
 
     @property
-    def info(self) -> ExecutorInfo: ...
+    def info(self) -> ExecutorInfo:
+        """Facts about the executor."""
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Queue the plan and return at once (an inline executor computes it here)."""

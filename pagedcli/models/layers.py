@@ -20,16 +20,19 @@ from pagedcli.ops.weights import EmbeddingTable, FusedLinear, RopeTable, Shard, 
 class Weights(Protocol):
     """Where layers get their weights; names are the checkpoint's, shapes what the config asks for."""
 
-    def vector(self, name: str, size: int) -> Vector: ...
+    def vector(self, name: str, size: int) -> Vector:
+        """[size], such as a norm's."""
 
-    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> EmbeddingTable: ...
+    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> EmbeddingTable:
+        """[vocab_size, hidden_size]."""
 
     def linear(
         self, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool, shard: Shard
     ) -> FusedLinear:
         """Parts are (name without ".weight", output features)."""
 
-    def tied_head(self, table: EmbeddingTable) -> FusedLinear: ...
+    def tied_head(self, table: EmbeddingTable) -> FusedLinear:
+        """The embedding used as the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,5 @@ def decoder(weights: Weights, spec: ModelSpec) -> Decoder:
     if spec.tied_head:
         head = weights.tied_head(embedding)
     else:
-        head = weights.linear(
-            [("lm_head", spec.vocab_size)], spec.hidden_size, bias=False, shard="column"
-        )
+        head = weights.linear([("lm_head", spec.vocab_size)], spec.hidden_size, bias=False, shard="column")
     return Decoder(embedding, layers, norm, head, spec.norm_eps)

@@ -37,16 +37,21 @@ class Checkpoint(Protocol):
     """What loading needs of `pagedcli.checkpoint.Checkpoint`."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """Folder or file, for errors."""
 
     @property
-    def config(self) -> dict[str, Any]: ...
+    def config(self) -> dict[str, Any]:
+        """In the terms of a Hugging Face config.json."""
 
-    def names(self) -> Collection[str]: ...
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
 
-    def shape(self, name: str) -> tuple[int, ...]: ...
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor, without reading it."""
 
-    def tensor(self, name: str) -> HostTensor: ...
+    def tensor(self, name: str) -> HostTensor:
+        """One tensor."""
 
 
 @dataclass(frozen=True, slots=True)

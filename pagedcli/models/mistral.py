@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagedcli.models.layers import decoder
 from pagedcli.models.family import Family
+from pagedcli.models.layers import decoder
 from pagedcli.models.spec import ConfigReader, ModelSpec, read_common
 
 DEFAULTS = {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagedcli.models.layers import decoder
 from pagedcli.models.family import Family
+from pagedcli.models.layers import decoder
 from pagedcli.models.spec import ConfigReader, ModelSpec, read_common, read_layer_windows
 
 DEFAULTS = {

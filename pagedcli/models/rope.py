@@ -88,10 +88,11 @@ def read_rope(config: Mapping[str, Any], max_position: int, source: str) -> Rope
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Floats:
     """[head_dim / 2] float32, as transformers computes them."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    powers = np.power(np.float32(spec.theta), exponent).astype(np.float32)
-    plain = np.float32(1.0) / powers
+    # The power in float64, then rounded: numpy's own float32 power is a last digit off in one of five.
+    powers = np.power(spec.theta, exponent.astype(np.float64)).astype(np.float32)
+    plain: Floats = np.float32(1.0) / powers
     if spec.kind == "linear":
-        return plain / np.float32(spec.factor)
+        return (plain / np.float32(spec.factor)).astype(np.float32)
     if spec.kind == "llama3":
         return _llama3(spec, plain)
     if spec.kind == "yarn":
@@ -188,12 +189,20 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def _llama3(spec: RopeSpec, plain: Floats) -> Floats:
-    """Long waves are stretched by the factor, short ones kept, those between blended."""
-    original, low, high = spec.original_max_position, spec.low_freq_factor, spec.high_freq_factor
-    wavelength = np.float32(2 * math.pi) / plain
-    stretched = np.where(wavelength > original / low, plain / np.float32(spec.factor), plain)
-    smooth = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
-    blended = (1 - smooth) * stretched / np.float32(spec.factor) + smooth * stretched
+    """Long waves are stretched by the factor, short ones kept, those between blended.
+
+    Divisions of a number by an array are products with the reciprocal, as in torch.
+    """
+    one, original = np.float32(1.0), spec.original_max_position
+    low, high, factor = (
+        np.float32(spec.low_freq_factor),
+        np.float32(spec.high_freq_factor),
+        np.float32(spec.factor),
+    )
+    wavelength = one / plain * np.float32(2 * math.pi)
+    stretched = np.where(wavelength > original / low, plain / factor, plain)
+    smooth = (one / wavelength * np.float32(original) - low) / (high - low)
+    blended = (one - smooth) * stretched / factor + smooth * stretched
     medium = ~(wavelength < original / high) & ~(wavelength > original / low)
     return np.where(medium, blended, stretched).astype(np.float32)
 
@@ -204,7 +213,8 @@ def _yarn(spec: RopeSpec, head_dim: int, powers: Floats) -> Floats:
     ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
     plain_share = 1 - np.clip(ramp, 0, 1)
     stretched = np.float32(1.0) / (np.float32(spec.factor) * powers)
-    return (stretched * (1 - plain_share) + (np.float32(1.0) / powers) * plain_share).astype(np.float32)
+    blended: Floats = stretched * (1 - plain_share) + (np.float32(1.0) / powers) * plain_share
+    return blended
 
 
 def _yarn_range(spec: RopeSpec, head_dim: int) -> tuple[float, float]:

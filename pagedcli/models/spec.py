@@ -80,14 +80,18 @@ class ModelSpec:
         """
         from pagedcli.models.registry import find_family  # the registry's families import this module
 
-        return find_family(config, source).read_spec(ConfigReader(config, source))
+        family = find_family(config, source)
+        named = {**config, "architectures": [family.architecture]}  # may have been found by its model_type
+        return family.read_spec(ConfigReader(named, source))
 
     @property
     def q_size(self) -> int:
+        """Features of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
+        """Features of all key heads, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
     def kv_elements_per_token(self) -> int:
@@ -118,22 +122,20 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: float) -> float:
+        """A number; null is an error."""
         value = self.config.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(f"{self.source}: {key} is {value!r}: it must be a number")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
+        """True or false; null gives the default."""
         value = self.config.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
             raise CheckpointError(f"{self.source}: {key} is {value!r}: it must be true or false")
         return value
-
-    def architecture(self) -> str:
-        names = self.config.get("architectures") or ["unknown"]
-        return str(names[0])
 
 
 def read_common(reader: ConfigReader) -> ModelSpec:
@@ -143,7 +145,7 @@ def read_common(reader: ConfigReader) -> ModelSpec:
     max_position = reader.integer("max_position_embeddings")
     num_layers = reader.integer("num_hidden_layers")
     spec = ModelSpec(
-        architecture=reader.architecture(),
+        architecture=reader.config["architectures"][0],
         dtype=_stored_dtype(reader),
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,

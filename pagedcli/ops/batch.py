@@ -51,10 +51,12 @@ class KVCache(Protocol):
     """Keys and values of all layers. Provided by `runtime`; a backend's ops write and read it."""
 
     @property
-    def num_blocks(self) -> int: ...
+    def num_blocks(self) -> int:
+        """Blocks of each layer."""
 
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Tokens in a block."""
 
     def key(self, layer: int) -> Any:
         """[num_blocks, num_kv_heads, block_size, head_dim] of the run's dtype, contiguous."""

@@ -45,10 +45,12 @@ class AttentionShape:
 
     @property
     def q_size(self) -> int:
+        """Features of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
+        """Features of all key heads, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
 
@@ -85,9 +87,11 @@ class Ops(Protocol):
 
     # ---- weights
 
-    def load_vector(self, tensor: HostTensor) -> Vector: ...
+    def load_vector(self, tensor: HostTensor) -> Vector:
+        """[size], such as a norm's weight."""
 
-    def load_embedding(self, tensor: HostTensor) -> EmbeddingTable: ...
+    def load_embedding(self, tensor: HostTensor) -> EmbeddingTable:
+        """[vocab_size, hidden_size]."""
 
     def load_linear(
         self, weights: Sequence[HostTensor], biases: Sequence[HostTensor] | None, shard: Shard
@@ -106,7 +110,7 @@ class Ops(Protocol):
         """[num_tokens, hidden_size]."""
 
     def rms_norm(self, x: Value, weight: Vector, eps: float) -> Value:
-        """x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once."""
+        """RMS norm x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once."""
 
     def add_rms_norm(self, x: Value, residual: Value, weight: Vector, eps: float) -> tuple[Value, Value]:
         """(norm of the sum, the sum); both inputs may be overwritten."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from paged_kernels import reference, torch_attention
-from paged_kernels.torch_linear import tiled_linear
+from paged_kernels.torch_linear import ROW_TILE, tiled_linear
 from torch import Tensor
 
 from pagedcli.errors import ConfigError
@@ -60,10 +60,12 @@ class TorchOps:
 
     @property
     def device(self) -> str:
+        """Such as "cpu" or "cuda:0"."""
         return str(self._device)
 
     @property
     def dtype(self) -> str:
+        """Of weights, activations and KV."""
         return self._dtype_name
 
     def report(self) -> dict[str, OpReport]:
@@ -71,7 +73,8 @@ class TorchOps:
         on_cpu = self._device.type == "cpu"
         plain = OpReport("torch", f"torch {torch.__version__} on {self._device}")
         linear = OpReport(
-            "torch", f"{plain.detail}, {'tiles of 32 rows' if on_cpu else 'cuBLAS, bits may depend on rows'}"
+            "torch",
+            f"{plain.detail}, {f'tiles of {ROW_TILE} rows' if on_cpu else 'cuBLAS, bits may depend on rows'}",
         )
         attention = OpReport("torch", f"{plain.detail}, splits of {torch_attention.SPLIT} tokens")
         report = dict.fromkeys(
@@ -138,7 +141,7 @@ class TorchOps:
         layer: int,
     ) -> Tensor:
         """Norm (if any) and rotate q and k, write k and v to the cache; returns q, [num_tokens, q_size]."""
-        q, k, v = qkv.split((shape.q_size, shape.kv_size, shape.kv_size), dim=1)
+        q, k, v = torch.split(qkv, [shape.q_size, shape.kv_size, shape.kv_size], dim=1)
         cos, sin = self._angles(rope, batch)
         q_norm, k_norm = (norms.q, norms.k) if norms is not None else (None, None)
         eps = norms.eps if norms is not None else 0.0
@@ -190,7 +193,9 @@ class TorchOps:
         """Tensors one below the other, converted part by part so that no second whole copy exists."""
         total = sum(tensor.shape[0] for tensor in tensors)
         joined = torch.empty((total, *tensors[0].shape[1:]), dtype=self._dtype, device=self._device)
-        for part, tensor in zip(joined.split([t.shape[0] for t in tensors]), tensors, strict=True):
+        for part, tensor in zip(
+            torch.split(joined, [tensor.shape[0] for tensor in tensors]), tensors, strict=True
+        ):
             part.copy_(_view(tensor))
         return joined
 

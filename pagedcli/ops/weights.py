@@ -16,14 +16,16 @@ class HostTensor(Protocol):
     """A stored tensor, as a checkpoint gives it. `data` may be computed when it is asked for: ask once."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As in the checkpoint."""
 
     @property
     def dtype(self) -> str:
-        """safetensors' name: "F32", "BF16", "F16", "F64"."""
+        """Name as in safetensors: "F32", "BF16", "F16", "F64"."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """As in PyTorch."""
 
     @property
     def data(self) -> Any:
@@ -63,6 +65,7 @@ class FusedLinear:
 
     @property
     def out_features(self) -> int:
+        """Of all parts."""
         return sum(part.size for part in self.parts)
 
 

@@ -115,10 +115,11 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest], store: Tensor) -> 
     Returns:
         Tokens [len(requests)] int64 and faults [len(requests)] int64 (`Fault`), on the device.
     """
-    rows = logits[integers([request.logit_row for request in requests], logits.device)]
-    finite = torch.isfinite(rows.amax(dim=1))
-    rows = torch.where(finite[:, None], rows, 0.0)
+    rows = _take(logits, [request.logit_row for request in requests])
     tokens = rows.argmax(dim=1)
+    # A NaN is found as the greatest, so that the greatest tells of the whole row.
+    finite = torch.isfinite(rows.gather(1, tokens[:, None])[:, 0])
+    tokens = torch.where(finite, tokens, 0)
     faults = torch.where(finite, int(Fault.NONE), int(Fault.NOT_FINITE))
     special = [
         index
@@ -128,10 +129,16 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest], store: Tensor) -> 
     for first in range(0, len(special), _TILE_ROWS):
         tile = special[first : first + _TILE_ROWS]
         index = integers(tile, logits.device)
-        chosen, left = _sample_tile(rows[index].double(), [requests[i] for i in tile], store)
+        values = torch.where(finite[index, None], rows[index].double(), 0.0)
+        chosen, left = _sample_tile(values, [requests[i] for i in tile], store)
         tokens[index] = chosen
         faults[index] = torch.where(left | ~finite[index], faults[index], int(Fault.NOTHING_LEFT))
     return tokens, faults
+
+
+def _take(logits: Tensor, rows: list[int]) -> Tensor:
+    """The rows in that order, without a copy where they are all of them."""
+    return logits if rows == list(range(len(logits))) else logits[integers(rows, logits.device)]
 
 
 def _sample_tile(logits: Tensor, requests: list[SampleRequest], store: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from pagedcli.ops.batch import ForwardBatch, KVCache
 from pagedcli.runtime.batch_state import BatchState, SamplingBatch
 from pagedcli.runtime.kv_cache import PagedKVCache
 from pagedcli.runtime.sampler import Fault, Logprobs, logprobs, sample
-from pagedcli.runtime.transfer import to_host
+from pagedcli.runtime.transfer import integers, to_host
 
 
 class RunsSteps(Protocol):
@@ -227,12 +227,15 @@ class Worker:
         self._state.write_tokens(sampling.samples, tokens)
         pending.tokens, pending.faults = to_host(tokens), to_host(faults)
         if sampling.logprobs:
-            chosen = tokens[sampling.logprob_samples]
+            chosen = tokens[integers(sampling.logprob_samples, self._device)]
             pending.logprobs = logprobs(logits, sampling.logprobs, chosen).to_host()
 
     def _prepare_thread(self) -> None:
-        # The number of threads is a setting of the calling thread where torch is built on OpenMP.
-        if self._threads and not getattr(self._prepared, "done", False):
-            if self._device.type == "cpu":
-                torch.set_num_threads(self._threads)
-            self._prepared.done = True
+        """Settings that torch keeps for each thread: the current GPU and, built on OpenMP, the number of threads."""
+        if getattr(self._prepared, "done", False):
+            return
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        elif self._threads:
+            torch.set_num_threads(self._threads)
+        self._prepared.done = True

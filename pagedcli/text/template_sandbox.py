@@ -29,6 +29,8 @@ from jinja2.visitor import NodeTransformer
 MAX_SECONDS = 2.0
 MAX_CHARACTERS = 1 << 24
 MAX_INDENT = 64
+# Arguments that compiled templates add to calls in loops and blocks.
+_OF_THE_COMPILER = ("_loop_vars", "_block_vars")
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -70,8 +72,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         size = _STRING_METHODS.get(__obj.__name__) if isinstance(text, str) else None
         if size is not None:
             if __obj.__name__ == "join" and args:
-                args = ([str(item) for item in args[0]], *args[1:])
-            _check_size(size(text, *args, **kwargs))
+                args = (list(args[0]), *args[1:])  # a generator can be read only once
+            given = {name: value for name, value in kwargs.items() if name not in _OF_THE_COMPILER}
+            _check_size(size(text, *args, **given))
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -182,7 +185,7 @@ def _join(
     context: nodes.EvalContext, value: Iterable[Any], separator: str = "", attribute: Any = None
 ) -> str:
     items = list(value)
-    _check_size(_join_size(separator, [str(item) for item in items]))
+    _check_size(_join_size(separator, items))
     return str(FILTERS["join"](context, items, separator, attribute))
 
 
@@ -253,8 +256,8 @@ def _format_size(text: str, *args: Any, **kwargs: Any) -> int:
     return text.count("{") * max(_numbers(text), _arguments_size(args), _arguments_size(kwargs), *numbers, 0)
 
 
-def _join_size(separator: str, items: list[str]) -> int:
-    return sum(map(len, items)) + len(separator) * len(items)
+def _join_size(separator: str, items: list[Any]) -> int:
+    return sum(map(_length, items)) + len(separator) * len(items)
 
 
 def _replace_size(text: str, old: str, new: str, count: int = -1) -> int:

@@ -69,12 +69,13 @@ def test_A1_prompts_over_the_pool_are_refused_at_once(tiny_checkpoint: MakeModel
         assert_idle_and_whole(llm.engine.client.snapshot())
 
 
-def test_A2_preemption_does_not_change_the_output(tiny_checkpoint: MakeModel) -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_A2_preemption_does_not_change_the_output(tiny_checkpoint: MakeModel, depth: int) -> None:
     prompts = [prompt_ids(40, seed) for seed in range(4)]
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     with tiny_llm(tiny_checkpoint, num_pages=64) as roomy:
         expected = roomy.generate(prompts, params)
-    with tiny_llm(tiny_checkpoint, num_pages=11, watermark=0.0) as tight:
+    with tiny_llm(tiny_checkpoint, num_pages=11, watermark=0.0, depth=depth) as tight:
         outputs = tight.generate(prompts, params)
         assert tight.stats().num_preemptions > 0
         assert tight.stats().recomputed_tokens > 0

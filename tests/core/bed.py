@@ -116,6 +116,9 @@ class Bed:
     def close(self) -> None:
         self.shadow.close()
 
+    def shadow_tables(self) -> list[list[int]]:
+        return [slot.table for slot in self.shadow.slots.values()]
+
     @property
     def counters(self) -> Any:
         return self.scheduler.stats.counters

@@ -258,6 +258,8 @@ class Run:
             assert stats.stored_tokens == sum(view.num_computed for view in snapshot.running) - duplicates
         assert 0 <= stats.stored_tokens <= stats.allocated_tokens
         assert [view.id for view in snapshot.waiting if view.blocked is None] == []
+        bound = self.workload.scheduler.max_preemptions
+        assert all(view.num_preemptions <= bound for view in snapshot.running + snapshot.waiting), "A3"
 
     def _check_idle(self) -> None:
         """P1: nothing is held by anybody."""

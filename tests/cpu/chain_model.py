@@ -55,17 +55,18 @@ class ChainModel:
 
     vocab_size: int = VOCAB_SIZE
     poison: tuple[int, ...] = (-1,)
-    num_forwards: int = 0
+    device: str = "cpu"
 
     def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
-        self.num_forwards += 1
         cells = torch.stack([batch.token_ids, batch.positions], dim=1).float()
         for layer in range(2):
             for sign, pool in ((1, kv.key(layer)), (-1, kv.value(layer))):
                 blocks, offsets = batch.slot_mapping // kv.block_size, batch.slot_mapping % kv.block_size
                 pool[blocks, 0, offsets] = sign * (layer + 1) * cells
         rows = [self._row(batch, kv, int(row)) for row in batch.logit_rows]
-        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+        return (
+            torch.stack(rows).to(self.device) if rows else torch.empty(0, self.vocab_size, device=self.device)
+        )
 
     def _row(self, batch: ForwardBatch, kv: KVCache, row: int) -> torch.Tensor:
         sequence = int((batch.query_start[1:] <= row).sum())

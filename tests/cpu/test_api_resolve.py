@@ -93,7 +93,9 @@ def test_run() -> None:
     assert run.notes == ("float16 runs as bfloat16 on a CPU",)
     run = choose_run(config(threads=7, depth=3, max_model_len=100), SPEC, has_cuda=False, cores=3)
     assert (run.threads, run.depth, run.model_len) == (7, 3, 100)
-    assert choose_run(config(), SPEC, has_cuda=True, cores=3).threads == 0
+    assert choose_run(config(), SPEC, has_cuda=False, cores=3).depth == 1
+    on_cuda = choose_run(config(), SPEC, has_cuda=True, cores=3)
+    assert (on_cuda.threads, on_cuda.depth) == (0, 2)
     with pytest.raises(ConfigError, match="max_model_len is 513, and the model was made for 512"):
         choose_run(config(max_model_len=513), SPEC, has_cuda=False, cores=3)
 

@@ -170,6 +170,30 @@ def test_a_dead_executor_is_told_to_everybody_and_to_every_later_call(
     assert "on fire" in caplog.text
 
 
+def test_a_request_that_was_still_in_the_inbox_when_the_engine_died_is_answered_too() -> None:
+    executor = GatedExecutor(fail_at=1, threaded=True)
+    engine = fake_engine(executor, depth=1)
+    _, first = submit(engine, RequestSpec("a"))
+    while not executor.plans:
+        time.sleep(0.001)
+    _, second = submit(engine, RequestSpec("b"))
+    executor.open()
+    for deltas in (first, second):
+        output = last(deltas)
+        assert isinstance(output.error, EngineDead)
+    assert output.usage.prompt_tokens == 1
+    engine.close()
+
+
+def test_a_stop_text_ends_the_computation() -> None:
+    executor = FakeExecutor(scripted({"p": "abc" * 60}), threaded=True, step_seconds=0.002)
+    with running(executor) as engine:
+        assert answer(engine, "p", SamplingParams(max_tokens=150, stop=("ca",))).text == "ab"
+        assert engine.snapshot().counts.used == 0
+        time.sleep(0.05)
+        assert len(executor.plans) <= 6
+
+
 def test_the_failure_of_one_request_in_a_step_costs_that_request_only() -> None:
     @dataclasses.dataclass
     class Picky(FakeExecutor):
@@ -205,7 +229,8 @@ def test_a_sink_that_raises_loses_its_request_and_no_other(caplog: pytest.LogCap
         assert engine.abort(name) is False
         assert engine.snapshot().counts.used == 0
         assert engine.dead is None
-    assert name in caplog.text
+        assert engine.stats().requests_aborted == 1
+    assert caplog.text.count(name) == 2  # the token's delta, and the last one, that of the abort
 
 
 def test_a_sink_may_call_the_engine() -> None:

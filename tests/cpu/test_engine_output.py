@@ -99,6 +99,12 @@ def test_the_models_own_end_has_no_stop_reason_and_no_text() -> None:
     assert output.text == "hi</s>"
 
 
+def test_an_output_keeps_its_first_space_because_it_continues_the_prompt() -> None:
+    assert TOKENIZER.decode(b" Paris") == "Paris"
+    _, output = run(SamplingParams(), b" Paris")
+    assert output.text == " Paris"
+
+
 def test_an_unfinished_character_shows_at_the_end_only() -> None:
     deltas, output = run(SamplingParams(), "aé".encode()[:-1])
     assert [delta.text for delta in deltas] == ["a", "\ufffd"]

@@ -45,7 +45,9 @@ def test_unknown_architecture_is_refused_with_the_known_ones() -> None:
 def test_model_type_serves_configs_without_architectures() -> None:
     config = tiny_config("qwen2")
     del config["architectures"]
-    assert ModelSpec.from_config(config).qkv_bias
+    spec = ModelSpec.from_config(config)
+    assert spec.architecture == "Qwen2ForCausalLM"
+    assert expected_tensors(spec) == tensor_shapes(config)
 
 
 def test_dynamic_rope_is_refused_because_of_its_cached_keys() -> None:

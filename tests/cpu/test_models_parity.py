@@ -123,7 +123,9 @@ def tiny_oracle(family: str, settings: dict[str, Any]) -> Any:
             elif name.endswith(".bias"):
                 weight.copy_(0.3 * torch.randn_like(weight))
             else:
-                weight.copy_(torch.randn_like(weight) * (1.0 if "embed" in name else 1.4 / weight.shape[1] ** 0.5))
+                weight.copy_(
+                    torch.randn_like(weight) * (1.0 if "embed" in name else 1.4 / weight.shape[1] ** 0.5)
+                )
     return model
 
 

@@ -40,6 +40,8 @@ INDENTED = """{{ bos_token }}
 {% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ documents | tojson }}
 {%- macro wrap(text, sign='*') %}{{ sign }}{{ text | upper }}{{ sign }}{% endmacro %}
 {{ wrap('x' ~ 1 ~ none ~ missing) }} {{ effort | default('low') }} {{ unk_token is defined }}
+{%- for m in messages %}{{ m.content.replace('u', '__').strip().ljust(9) }}{{ '-'.join(['a', 'b']) }}
+{{- '{:>3}{x}'.format(1, x=2) }}{{ 'a\tb'.expandtabs(4).upper() }}{{ m.role.split('s') }}{% endfor %}
 {%- for key, value in {'b': 1, 'a': 2} | dictsort %}{{ key }}={{ value }},{% endfor %}
 {{ messages | map(attribute='role') | join('|') }} {{ messages[1:] | length }} {{ "%s-%03d" | format("a", 7) }}
 {{ ("a" * 3 + "b").replace("a", "cc").center(12) }}|{{ "{:>5}".format(3) }}
@@ -55,11 +57,62 @@ REASONING = (
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
     "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %};{% endfor %}"
 )
-TEMPLATES = {"chatml": CHATML, "indented": INDENTED, "parts": PARTS, "reasoning": REASONING}
+# In the manner of Qwen 3 and Llama 3.1: backwards loops, thinking taken out of earlier turns, tools, a date.
+THINKING = """{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(
+        message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- if not date_string is defined %}{%- set date_string = "26 Jul 2024" %}{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning = '' %}
+        {%- if message.reasoning_content is string %}{%- set reasoning = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last_query_index and (loop.last or reasoning) %}
+            {{- '<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' }}
+        {%- endif %}{{- content }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{- '\\n{"name": "' ~ tool_call.name ~ '", "arguments": ' }}
+            {%- if tool_call.arguments is string %}{{- tool_call.arguments }}
+            {%- else %}{{- tool_call.arguments | tojson }}{%- endif %}{{- '}' }}
+        {%- endfor %}{{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}{{- date_string }}{{ loop is defined }}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>' }}{%- endif %}
+{%- endif %}"""
+TEMPLATES = {
+    "thinking": THINKING,
+    "chatml": CHATML,
+    "indented": INDENTED,
+    "parts": PARTS,
+    "reasoning": REASONING,
+}
 USER = {"role": "user", "content": ' What\'s "up"?\n<b>é中🎉 '}
 CHATS: list[list[dict[str, Any]]] = [
     [USER],
     [USER, {"role": "assistant", "content": "Not much.  "}, {"role": "user", "content": ""}],
+    [
+        USER,
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nx"},
+        USER,
+        {"role": "assistant", "content": "<think>a"},
+    ],
     [{**USER, "name": None}, {"role": "assistant", "content": "hm", "reasoning": "why"}],
     [
         USER,
@@ -97,6 +150,7 @@ def _folder(path: Path) -> Path:
         {},
         {"add_generation_prompt": False},
         {"tools": [{"type": "function", "function": {"name": "é", "x": [1, None, True]}}], "effort": "high"},
+        {"enable_thinking": False, "date_string": "today"},
         {"documents": [{"title": "t", "text": "<x>"}]},
     ],
 )
@@ -290,7 +344,13 @@ def test_a_template_cannot_take_the_machines_time_or_memory(
     begin = time.thread_time()
     error = refused([USER], template)
     assert error.code == "template_error"
+    assert "MemoryError" not in str(error)
     assert time.thread_time() - begin < 2
+
+
+@pytest.mark.parametrize("template", [bomb for bomb in BOMBS if "endset" in bomb or "{{ s }}" in bomb])
+def test_what_blocks_and_outputs_build_is_limited_in_size(template: str) -> None:
+    assert "more than 16777216 characters" in str(refused([USER], template))
 
 
 def test_a_long_conversation_is_no_bomb() -> None:
