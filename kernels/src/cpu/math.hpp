@@ -5,11 +5,11 @@
 
 namespace paged::PAGED_VARIANT {
 
-// exp(x) to about 1 ulp; 0 below -87.3, and not above exp(88.3). Constants: Cephes expf, minimax on [-ln2/2, ln2/2].
+// exp(x) to about 1 ulp; 0 below -87.3 and infinity above 88.3. Constants: Cephes expf, minimax on [-ln2/2, ln2/2].
 PAGED_INLINE F16 exp(F16 x) {
-    const F16 low = set1(-87.33f);
+    const F16 low = set1(-87.33f), high = set1(88.3f);
     // In this order of operands a NaN comes through.
-    F16 inside = min(set1(88.3f), max(low, x));
+    F16 inside = min(high, max(low, x));
     const F16 magic = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
     F16 n = fma(inside, set1(1.44269504088896341f), magic) - magic;
     F16 r = fma(n, set1(-0.693359375f), inside);
@@ -21,7 +21,8 @@ PAGED_INLINE F16 exp(F16 x) {
     p = fma(p, r, set1(1.6666665459e-1f));
     p = fma(p, r, set1(5.0000001201e-1f));
     p = fma(p, r * r, r) + set1(1.0f);
-    return where_less(x, low, zero(), scale_by_power(p, n));
+    F16 result = where_less(high, x, set1(INFINITY), scale_by_power(p, n));
+    return where_less(x, low, zero(), result);
 }
 
 PAGED_INLINE F16 sigmoid(F16 x) { return set1(1.0f) / (set1(1.0f) + exp(zero() - x)); }
