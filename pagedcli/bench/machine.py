@@ -55,7 +55,7 @@ def measure_machine(threads: int, megabytes: int = 1024) -> MachineRates:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None or not SOURCE.is_file():
         raise MissingDependencyError(
-            "the limits of the machine are measured by kernels/bench/machine.c: run this in a checkout, with a C compiler"
+            "kernels/bench/machine.c measures the machine's limits: run this in a checkout, with a C compiler"
         )
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "machine"

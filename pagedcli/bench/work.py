@@ -1,9 +1,9 @@
 """What a workload asks of a machine at least: operations and bytes, counted from the model's sizes.
 
-May import `models.spec`. Counted are multiply-adds (two operations each) of the body's linears for every token computed,
-of the head for every row of logits, and of attention (scores and weighted sums over all earlier positions); and bytes of
-weights and of keys and values read. Not counted: norms, rotations, activations, sampling, writes. Tokens of a prefix
-that requests share are computed once. So a share of 100% cannot be reached.
+May import `models.spec`. Counted are multiply-adds (two operations each) of the body's linears for every token that is
+computed, of the head for every row of logits, and of attention (scores and weighted sums over all earlier positions);
+and bytes of weights, keys and values read. Not counted: norms, rotations, activations, sampling, writes. Tokens of a
+prefix that requests share are computed once. So a share of 100% cannot be reached.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ModelSizes:
         )
 
     def decode(self, start: int, count: int) -> Work:
-        """Positions `start` to `start + count` - 1 one after the other, reading keys and values; weights not counted."""
+        """Positions `start` to `start + count` - 1 one after the other; weights are not counted."""
         pairs = count * start + count * (count + 1) // 2
         return Work(
             body_flops=2.0 * self.body * count,
