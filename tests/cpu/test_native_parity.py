@@ -1,6 +1,6 @@
 """The native engine's logits against transformers' on tiny random models, in float32; and against torch's ops.
 
-The cases and the tolerance are those of `test_models_parity`. Skipped where the kernels were not built.
+The cases and the tolerance are those of `test_models_parity`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("paged_kernels._native", reason="the native kernels are not built")
-
 from paged_kernels.native import available_isas
 
 from pagedcli.checkpoint import open_checkpoint
@@ -82,7 +79,9 @@ before = resident()
 load_model(checkpoint, ops, 64)
 print(ops.weight_bytes, resident() - before)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, check=True
+    )
     weights, taken = map(int, done.stdout.split())
     assert weights > 150e6
     assert taken < weights + 40e6
