@@ -64,9 +64,9 @@ def roofline_svg(
         roofs: Names and rates of operations, the one in use last.
     """
     axes = _axes(points, bytes_per_s, roofs)
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="system-ui, sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box}>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         _text(LEFT, 22, title, INK, size=14),
         *_grid(axes),
@@ -135,4 +135,5 @@ def _line(
 
 
 def _text(x: float, y: float, text: str, color: str, *, anchor: str = "start", size: int = 12) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} fill="{color}" font-size="{size}">{escape(text)}</text>'
