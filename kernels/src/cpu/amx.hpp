@@ -59,10 +59,11 @@ private:
 };
 
 template <class Between>
-inline void narrow_blocks4(
+PAGED_OUTLINE void narrow_blocks4(
     const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
     Between& between
 ) {
+    Between work = between;  // a copy that can live in registers
     const bf16 *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
     _tile_zero(0);
     _tile_zero(1);
@@ -78,34 +79,38 @@ inline void narrow_blocks4(
         _tile_dpbf16ps(2, 4, 7);
         _tile_loadd(5, w3 + 16 * k, 64);
         _tile_dpbf16ps(3, 4, 5);
-        between.step();
+        work.step();
     }
     _tile_stored(0, out, out_bytes);
     _tile_stored(1, out + 16, out_bytes);
     _tile_stored(2, out + 32, out_bytes);
     _tile_stored(3, out + 48, out_bytes);
+    between = work;
 }
 
 template <class Between>
-inline void narrow_block1(
+PAGED_OUTLINE void narrow_block1(
     const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
     Between& between
 ) {
+    Between work = between;  // a copy that can live in registers
     _tile_zero(0);
     for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
         _tile_loadd(4, x + k, x_bytes);
         _tile_loadd(5, w + 16 * k, 64);
         _tile_dpbf16ps(0, 4, 5);
-        between.step();
+        work.step();
     }
     _tile_stored(0, out, out_bytes);
+    between = work;
 }
 
 template <class Between>
-inline void wide_blocks2(
+PAGED_OUTLINE void wide_blocks2(
     const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
     Between& between
 ) {
+    Between work = between;  // a copy that can live in registers
     const bf16 *w0 = w[0], *w1 = w[1];
     const bf16* lower = x + 8 * x_bytes;  // 16 rows on, in elements
     _tile_zero(0);
@@ -121,20 +126,22 @@ inline void wide_blocks2(
         _tile_loadd(5, lower + k, x_bytes);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
-        between.step();
+        work.step();
     }
     float* lower_out = out + 4 * out_bytes;
     _tile_stored(0, out, out_bytes);
     _tile_stored(1, out + 16, out_bytes);
     _tile_stored(2, lower_out, out_bytes);
     _tile_stored(3, lower_out + 16, out_bytes);
+    between = work;
 }
 
 template <class Between>
-inline void wide_block1(
+PAGED_OUTLINE void wide_block1(
     const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
     Between& between
 ) {
+    Between work = between;  // a copy that can live in registers
     const bf16* lower = x + 8 * x_bytes;
     _tile_zero(0);
     _tile_zero(2);
@@ -144,10 +151,11 @@ inline void wide_block1(
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, lower + k, x_bytes);
         _tile_dpbf16ps(2, 5, 6);
-        between.step();
+        work.step();
     }
     _tile_stored(0, out, out_bytes);
     _tile_stored(2, out + 4 * out_bytes, out_bytes);
+    between = work;
 }
 
 template <class Between>

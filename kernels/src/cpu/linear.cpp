@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t GROUP_ROWS = 256, DEEP_GROUP_ROWS = 32;
 constexpr int64_t CHUNK_BLOCKS = 32;
 
+constexpr int64_t LINE = 64;
 constexpr int64_t SUMS_STRIDE = 16 * MAX_BLOCKS;
 
 struct Layout {
@@ -74,27 +75,41 @@ const X* operand(const PagedLinear& p, int64_t row, int64_t rows, X* room, int64
 
 // Sums of a tile on their way to the output: bias, gated activation, rounding. Row by row, so that it can be done
 // while the next tile is multiplied; whoever multiplies calls `step` now and then, `complete` does the rest.
-template <class Out>
+template <class Out, bool Gated>
 class Finish {
 public:
     explicit Finish(const PagedLinear& p)
         : out_(static_cast<Out*>(p.out)), bias_(p.bias), out_stride_(p.out_stride), columns_(p.out_features),
-          gated_(p.gated != 0), activation_(p.activation) {}
+          activation_(p.activation) {}
 
-    // Takes over [rows, SUMS_STRIDE] sums of `count` blocks from `block`; what was there before is completed first.
-    void begin(const float* sums, int64_t row, int64_t rows, int64_t block, int count, int64_t steps) {
-        complete();
-        sums_ = sums;
-        column_ = 16 * block;
-        blocks_ = count;
-        place_ = out_ + row * out_stride_ + column_;
-        left_ = rows;
-        rows_of_step_ = (rows + steps - 1) / steps;
+    // Weights that are wanted next: `count` blocks of `bytes` each, and as many `up` bytes further where gated.
+    // They come to the second cache bit by bit while `steps` steps of products run.
+    void expect(const void* weights, int64_t bytes, int64_t up, int64_t steps) {
+        next_ = static_cast<const char*>(weights);
+        up_ = up;
+        lines_left_ = bytes / LINE;
+        lines_of_step_ = (lines_left_ + steps - 1) / steps;
     }
 
+    // Takes over [rows, SUMS_STRIDE] sums of `count` blocks from `block`; what was there before is completed first.
+    void begin(const float* sums, int64_t row, int64_t rows, int64_t block, int count) {
+        complete();
+        sums_ = sums;
+        blocks_ = count;
+        const int64_t column = 16 * block;
+        width_ = least(16 * count, columns_ - column);
+        place_ = out_ + row * out_stride_ + column;
+        bias_at_ = bias_ == nullptr ? nullptr : bias_ + column;
+        left_ = rows;
+    }
+
+    // Two rows: a product of 512 and more features has enough steps for a whole tile.
     PAGED_INLINE void step() {
-        for (int64_t r = 0; r < rows_of_step_ && left_ > 0; r++) {
-            finish_row();
+        prefetch();
+        for (int r = 0; r < 2; r++) {
+            if (left_ > 0) {
+                finish_row();
+            }
         }
     }
 
@@ -105,13 +120,24 @@ public:
     }
 
 private:
+    PAGED_INLINE void prefetch() {
+        for (int64_t i = least(lines_of_step_, lines_left_); i > 0; i--) {
+            __builtin_prefetch(next_, 0, 2);
+            if constexpr (Gated) {
+                __builtin_prefetch(next_ + up_, 0, 2);
+            }
+            next_ += LINE;
+            lines_left_--;
+        }
+    }
+
     PAGED_INLINE void finish_row() {
-        if (gated_) {
+        if constexpr (Gated) {
             gate_row();
-        } else if (columns_ - column_ >= 16 * blocks_) {
+        } else if (width_ == 16 * blocks_) {
             for (int b = 0; b < blocks_; b++) {
                 const F16 sum = load(sums_ + 16 * b);
-                store(place_ + 16 * b, bias_ == nullptr ? sum : sum + load(bias_ + column_ + 16 * b));
+                store(place_ + 16 * b, bias_at_ == nullptr ? sum : sum + load(bias_at_ + 16 * b));
             }
         } else {
             cut_row();
@@ -122,34 +148,36 @@ private:
     }
 
     // A row whose last block is not full.
-    void cut_row() {
+    PAGED_OUTLINE void cut_row() {
         for (int64_t b = 0; b < blocks_; b++) {
-            const int64_t n = least(16, columns_ - column_ - 16 * b);
+            const int64_t n = least(16, width_ - 16 * b);
             const F16 sum = load(sums_ + 16 * b);
-            store_first(place_ + 16 * b, bias_ == nullptr ? sum : sum + load_first(bias_ + column_ + 16 * b, n), n);
+            store_first(place_ + 16 * b, bias_at_ == nullptr ? sum : sum + load_first(bias_at_ + 16 * b, n), n);
         }
     }
 
     PAGED_INLINE void gate_row() {
         for (int b = 0; b < blocks_; b++) {
             F16 gate = load(sums_ + 16 * b), up = load(sums_ + 16 * (blocks_ + b));
-            if (bias_ != nullptr) {
-                gate = gate + load(bias_ + column_ + 16 * b);
-                up = up + load(bias_ + columns_ / 2 + column_ + 16 * b);
+            if (bias_at_ != nullptr) {
+                gate = gate + load(bias_at_ + 16 * b);
+                up = up + load(bias_at_ + columns_ / 2 + 16 * b);
             }
             store(place_ + 16 * b, activate<Out>(gate, activation_) * up);
         }
     }
 
-    Out* const out_;
-    const float* const bias_;
-    const int64_t out_stride_, columns_;
-    const bool gated_;
-    const int activation_;
+    Out* out_;
+    const float* bias_;
+    int64_t out_stride_, columns_;
+    int activation_;
     const float* sums_ = nullptr;
+    const float* bias_at_ = nullptr;
     Out* place_ = nullptr;
-    int64_t column_ = 0, left_ = 0, rows_of_step_ = 0;
+    int64_t width_ = 0, left_ = 0;
     int blocks_ = 0;
+    const char* next_ = nullptr;
+    int64_t up_ = 0, lines_left_ = 0, lines_of_step_ = 0;
 };
 
 // Two buffers of sums: one is multiplied into while the other is finished.
@@ -164,10 +192,10 @@ struct Sums2 {
 };
 
 // Some blocks for all rows of a group. `up`: how far the blocks of the second half lie behind, or 0.
-template <class T, class X, class Out>
+template <class T, class X, class Finisher>
 void run_blocks(
     const PagedLinear& p, Multiplier& multiply, const X* x, int64_t stride, int64_t depth, int64_t row, int64_t rows,
-    int64_t block, int count, int64_t up, Sums2& room, Finish<Out>& finish
+    int64_t block, int count, int64_t up, Sums2& room, Finisher& finish
 ) {
     const int64_t block_size = round_up(p.in_features, PAGED_BLOCK_K) * 16;
     const T* weight = static_cast<const T*>(p.weight) + block * block_size;
@@ -178,15 +206,17 @@ void run_blocks(
             blocks[count + b] = weight + (up + b) * block_size;
         }
     }
+    const int64_t passes = round_up(rows, PASS_ROWS) / PASS_ROWS, size = block_size * static_cast<int64_t>(sizeof(T));
+    if (rows > 16) finish.expect(weight + count * block_size, count * size, up * size, passes * depth / PAGED_BLOCK_K);
     for (int64_t r = 0; r < rows; r += PASS_ROWS) {
         const int64_t some = least(PASS_ROWS, rows - r);
         float* sums = room.take();
         multiply(x + r * stride, stride, some, blocks, up > 0 ? 2 * count : count, depth, sums, SUMS_STRIDE, finish);
-        finish.begin(sums, row + r, some, block, count, round_up(depth, PAGED_BLOCK_K) / PAGED_BLOCK_K);
+        finish.begin(sums, row + r, some, block, count);
     }
 }
 
-template <class T, class Out>
+template <class T, class Out, bool Gated>
 void run_part(const PagedLinear& p, const Layout& l, const Part& part, Multiplier& multiply, void* scratch) {
     using X = Operand<T>;
     const int64_t depth = sizeof(T) == 4 ? p.in_features : round_up(p.in_features, PAGED_BLOCK_K);
@@ -195,29 +225,38 @@ void run_part(const PagedLinear& p, const Layout& l, const Part& part, Multiplie
     Sums2 sums{{room.take<float>(PASS_ROWS * SUMS_STRIDE), room.take<float>(PASS_ROWS * SUMS_STRIDE)}};
     int64_t stride;
     const X* x = operand<T, X>(p, row, rows, room.take<X>(rows * depth), depth, stride);
-    Finish<Out> finish(p);
+    Finish<Out, Gated> finish(p);
     // Many rows pass over blocks that stay in the first cache; few rows read the weights as fast as they come.
-    const int step = (rows > 16 ? WIDE_PASS_BLOCKS : MAX_BLOCKS) / (p.gated ? 2 : 1);
+    const int step = (rows > 16 ? WIDE_PASS_BLOCKS : MAX_BLOCKS) / (Gated ? 2 : 1);
     for (int64_t block = part.first_block; block < part.last_block; block += step) {
         const int count = static_cast<int>(least(step, part.last_block - block));
-        run_blocks<T>(p, multiply, x, stride, depth, row, rows, block, count, p.gated ? l.blocks : 0, sums, finish);
+        run_blocks<T>(p, multiply, x, stride, depth, row, rows, block, count, Gated ? l.blocks : 0, sums, finish);
     }
     finish.complete();
 }
 
-void run(const PagedLinear& p, int64_t first, int64_t last, void* scratch) {
+template <class T, class Out>
+void run_items(const PagedLinear& p, int64_t first, int64_t last, void* scratch) {
     const Layout l = layout(p);
     Multiplier multiply;
     while (first < last) {
         const Part part = part_at(l, first, last);
-        if (p.dtype == PAGED_F32) {
-            run_part<float, float>(p, l, part, multiply, scratch);
-        } else if (p.out_dtype == PAGED_F32) {
-            run_part<bf16, float>(p, l, part, multiply, scratch);
+        if (p.gated) {
+            run_part<T, Out, true>(p, l, part, multiply, scratch);
         } else {
-            run_part<bf16, bf16>(p, l, part, multiply, scratch);
+            run_part<T, Out, false>(p, l, part, multiply, scratch);
         }
         first += part.last_block - part.first_block;
+    }
+}
+
+void run(const PagedLinear& p, int64_t first, int64_t last, void* scratch) {
+    if (p.dtype == PAGED_F32) {
+        run_items<float, float>(p, first, last, scratch);
+    } else if (p.out_dtype == PAGED_F32) {
+        run_items<bf16, float>(p, first, last, scratch);
+    } else {
+        run_items<bf16, bf16>(p, first, last, scratch);
     }
 }
 
