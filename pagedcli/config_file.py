@@ -61,7 +61,10 @@ def parse_size(text: str) -> int:
         raise ValueError('give a size such as "2GiB", "512MiB" or a number of bytes')
     number, prefix, binary, byte = match.groups()
     base = 1000 if prefix and byte and not binary else 1024
-    return int(float(number) * base ** _POWER[prefix.lower()])
+    try:
+        return int(float(number) * base ** _POWER[prefix.lower()])
+    except OverflowError:
+        raise ValueError('give a size that a machine can have, such as "2GiB"') from None
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -87,7 +90,10 @@ def _whole_number(value: Any) -> int:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _MismatchError("give a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _MismatchError("give a number of fewer digits") from None
 
 
 def _switch(value: Any) -> bool:
@@ -166,14 +172,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror or error}: give a readable TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: not TOML that can be read: nested too deeply") from None
 
 
 def _literal(text: str) -> Any:
     """The right side of `--set`: a TOML value, or the text itself where it is none (`device.device=cpu`)."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text.strip()
+    # A line feed in the text may begin a second setting, which nobody would read.
+    return table["value"] if len(table) == 1 else text.strip()
 
 
 def _assignments(items: Sequence[str], sections: Mapping[str, type]) -> dict[str, Value]:
