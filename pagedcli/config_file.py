@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import tomllib
 import types
@@ -120,6 +121,23 @@ def _coerce(value: Any, hint: Any, unit: str) -> Any:
     if unit == "bytes" and isinstance(value, str):
         return parse_size(value)
     return _CHECKS[hint](value)
+
+
+def checked_setting(section: type, name: str, value: Any) -> Any:
+    """A setting given from Python: None where the field may be None, paths as text, else as from a file.
+
+    Raises:
+        ConfigError: The value is of the wrong type, or none of the choices.
+    """
+    field = next(field for field in dataclasses.fields(section) if field.name == name)
+    hint = get_type_hints(section)[name]
+    if value is None and type(None) in get_args(hint):
+        return None
+    try:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return _coerce(value, hint, field.metadata.get("unit", ""))
+    except ValueError as error:
+        raise ConfigError(f"{name} is {value!r}: {error}") from None
 
 
 def _sections() -> dict[str, type]:

@@ -55,7 +55,10 @@ _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "echo", "skip_special_t
 
 
 def _refuse(field: str, value: object, remedy: str) -> RequestError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # Python writes no int of more than 4,300 digits.
+        shown = "a number of very many digits"
     if len(shown) > _SHOWN_CHARACTERS:
         shown = shown[: _SHOWN_CHARACTERS - 3] + "..."
     return RequestError(f"{field} is {shown}: {remedy}", code="invalid_value", field=field)
