@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pagedcli.cli import engine_access
-from pagedcli.cli.console import Messages, write_result
+from pagedcli.cli.console import Messages, discard_stdout, write_result
 from pagedcli.cli.row_fields import make_params
 from pagedcli.cli.rows import row_seed
 from pagedcli.config import EngineConfig
@@ -79,7 +79,14 @@ def _is_aborted(output: RequestOutput) -> bool:
 
 
 def _params(sampling: Mapping[str, Any], defaults: Mapping[str, Any], seed: int) -> SamplingParams:
-    params = make_params({**defaults, **sampling}, {})
+    try:
+        params = make_params({**defaults, **sampling}, {})
+    except RequestError as error:
+        if error.field not in defaults or error.field in sampling:
+            raise
+        raise ConfigError(
+            f"the model's generation_config.json: {error}, or say it with --set sampling.{error.field}=..."
+        ) from None
     return params if params.seed is not None else params.replace(seed=seed)
 
 
@@ -99,7 +106,7 @@ def answer_prompt(
             output = stream_answer(engine.client, spec, write_result if spec.stream else _write_nothing)
             _write_rest(output)
         except BrokenPipeError:
-            sys.stdout = sys.__stderr__  # nothing is left to flush into the closed pipe
+            discard_stdout()
             return DONE
     _tell(output, messages, seed, drawn=config.seed is None)
     return INTERRUPTED if _is_aborted(output) else DONE

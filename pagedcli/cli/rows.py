@@ -95,7 +95,9 @@ def _parse_json(text: str) -> dict[str, Any]:
     except RecursionError:
         raise invalid("not JSON that can be read: nested too deeply", code="invalid_json") from None
     except ValueError as error:
-        raise invalid(f"not JSON: {error}", code="invalid_json") from None
+        # The hooks' own words, or Python's about a number of more digits than it reads.
+        words = "a number has too many digits" if "integer string conversion" in str(error) else error
+        raise invalid(f"not JSON that can be read: {words}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid('not a JSON object: write {"prompt": "..."}', code="invalid_json")
     return value
@@ -112,6 +114,8 @@ def _plain_fields(body: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str
         given = f"it has {' and '.join(inputs)}" if inputs else "it has none"
         raise invalid(f"give one of prompt, messages and prompt_token_ids: {given}")
     result: dict[str, Any] = {"template_args": check_template_args(body.get("chat_template_kwargs"))}
+    if result["template_args"] and "messages" not in inputs:
+        raise invalid("chat_template_kwargs needs messages: leave it out", "chat_template_kwargs")
     if "messages" in inputs:
         result["messages"] = check_messages(body["messages"])
     elif "prompt" in inputs:

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from pagedcli.cli import engine_access
-from pagedcli.cli.console import Messages
+from pagedcli.cli.console import Messages, discard_stdout
 from pagedcli.cli.files import OutputError, OutputLock, StreamFile, is_stream, open_spool, refusing_os_errors
 from pagedcli.cli.generate_run import GenerateOptions
 from pagedcli.cli.job import Job
@@ -96,7 +96,7 @@ def _run_stream(run: RowsRun, source: Source) -> int:
         try:
             _run_job(run, source, sink, None)
         except BrokenPipeError:
-            _discard_stdout()
+            discard_stdout()
             return DONE
         except KeyboardInterrupt:
             run.messages.say(f"interrupted: {sink.num_rows:,} rows were answered")
@@ -104,12 +104,6 @@ def _run_stream(run: RowsRun, source: Source) -> int:
     if run.config.seed is None:
         run.messages.say(f"seed {run.seed} (drawn; --seed {run.seed} repeats this run)")
     return ROWS_FAILED if sink.num_errors else DONE
-
-
-def _discard_stdout() -> None:
-    """Whoever read stdout has gone: nothing is left to say there, not even at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_file(run: RowsRun, source: Source, output: Path) -> int:

@@ -347,6 +347,14 @@ def test_chat_ends_with_stdin_and_takes_the_models_sampling_below_flags(paged, m
     assert list(dict.fromkeys(seen)) == [0.5, 0.25, 0.0]  # depth 2: a step more than there are tokens
 
 
+def test_chat_names_the_models_file_when_its_sampling_is_wrong(paged, monkeypatch):
+    monkeypatch.setattr("pagedcli.cli.chat.model_defaults", lambda config: {"temperature": "hot"})
+    result = paged("generate", "--chat", "-p", "x")
+    assert result.code == 2
+    assert "the model's generation_config.json: temperature is 'hot'" in result.err
+    assert paged("generate", "--chat", "-p", "x", "--temperature", 0.25).code == 0
+
+
 def test_chat_refuses_a_message_and_goes_on(paged, monkeypatch):
     typed = iter(["x" * 5000, "short", "/exit"])
     monkeypatch.setattr("pagedcli.cli.chat._input", lambda: next(typed))
