@@ -166,7 +166,8 @@ class EngineThread:
         """Refuse here what the scheduler would refuse there; reads only what never changes."""
         request = Request(-1, list(prepared.tokens), len(prepared.tokens), prepared.params)
         try:
-            refuse_if_too_long(request, self._scheduler.kv, self._scheduler.max_model_len)
+            scheduler = self._scheduler
+            refuse_if_too_long(request, scheduler.kv, scheduler.max_model_len, scheduler.model_limit)
         except RequestError as error:
             self._board.refused(error)
             raise
