@@ -88,9 +88,9 @@ def test_display_fits_and_says_everything_without_colour(view, width):
     if width >= 80:
         assert "2 failed" in text
         assert "ETA 2:05" in text
-        assert "idle: scheduler 75%, tokenizer 25%" in text
+        assert "of the idle time: scheduler 75%, tokenizer 25%" in text
         assert "KV use 97%" in text
-        assert "█ in use 30   ▓ shared 10   ░ cached 20   · free 40" in text
+        assert "█ in use 30  ▓ shared 10  ░ cached 20  · free 40" in text
     if width >= 120:
         assert "needs 5 pages" in text
         assert "3 preemptions" in text
