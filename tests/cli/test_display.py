@@ -156,6 +156,7 @@ def test_plain_line_is_one_line(view):
     line = plain_line(view)
     assert "\n" not in line
     assert line.startswith("52/200 rows, 2 failed, 7 running, 21 waiting, prompt 1234 tokens/s")
+    assert "40% of pages in use, prefix hits 25%, 3 preemptions, " in line
     assert line.endswith("executor 93% busy, ETA 2:05")
 
 
