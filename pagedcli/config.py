@@ -20,6 +20,10 @@ BatchingName = Literal["continuous", "static"]
 AllocationName = Literal["paged", "contiguous", "first-fit"]
 
 MAX_PAGE_SIZE = 256
+# Far above any use: what is larger is a slip, and would end in an allocation or a thread that cannot be made.
+MAX_NUM_SEQS = 1 << 16
+MAX_BATCHED_TOKENS = 1 << 20
+MAX_THREADS = 1024
 
 
 def setting(default: Any, doc: str, unit: str = "") -> Any:
@@ -95,7 +99,9 @@ class SchedulerConfig:
     """Section `[scheduler]`: who runs in a step and with how many tokens."""
 
     max_num_seqs: int = setting(256, "Sequences running at once.", "sequences")
-    max_num_batched_tokens: int = setting(2048, "Token budget of one step, decodes and prefill chunks.", "tokens")
+    max_num_batched_tokens: int = setting(
+        2048, "Token budget of one step, decodes and prefill chunks.", "tokens"
+    )
     policy: PolicyName = setting("fcfs", "Order of admission: fcfs, priority, shortest, longest-prefix.")
     batching: BatchingName = setting("continuous", "continuous; static is the baseline of the benchmark.")
     decode_interval: int = setting(
@@ -117,6 +123,9 @@ class SchedulerConfig:
         ):
             value = getattr(self, name)
             _require(value >= least, f"scheduler.{name} is {value}: it must be at least {least}")
+        for name, most in (("max_num_seqs", MAX_NUM_SEQS), ("max_num_batched_tokens", MAX_BATCHED_TOKENS)):
+            value = getattr(self, name)
+            _require(value <= most, f"scheduler.{name} is {value}: it can be at most {most}")
         _require(
             self.depth is None or 1 <= self.depth <= 8, f"scheduler.depth is {self.depth}: choose 1 to 8"
         )
@@ -127,9 +136,12 @@ class DeviceConfig:
     """Section `[device]`: where the model runs."""
 
     device: DeviceName = setting("auto", "cpu, cuda, or auto: cuda where there is one.")
-    threads: int | None = setting(None, "Compute threads; auto: physical cores within the CPU quota.", "threads")
+    threads: int | None = setting(
+        None, "Compute threads; auto: physical cores within the CPU quota.", "threads"
+    )
     backend: BackendName = setting(
-        "auto", "What computes: native (CPU only) or torch, the reference; auto: native on a CPU, torch on CUDA."
+        "auto",
+        "What computes: native (CPU only) or torch, the reference; auto: native on a CPU, torch on CUDA.",
     )
     gpu_memory_utilization: float | None = setting(
         None, "Part of the GPU's memory to use (CUDA only; 0.9 if not given).", "fraction"
@@ -137,7 +149,12 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         _require(
-            self.threads is None or self.threads >= 1, f"device.threads is {self.threads}: it must be at least 1"
+            self.threads is None or self.threads >= 1,
+            f"device.threads is {self.threads}: it must be at least 1",
+        )
+        _require(
+            self.threads is None or self.threads <= MAX_THREADS,
+            f"device.threads is {self.threads}: it can be at most {MAX_THREADS}",
         )
         _require(
             self.gpu_memory_utilization is None or 0.0 < self.gpu_memory_utilization <= 1.0,

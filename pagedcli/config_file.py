@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import tomllib
 import types
@@ -61,7 +62,10 @@ def parse_size(text: str) -> int:
         raise ValueError('give a size such as "2GiB", "512MiB" or a number of bytes')
     number, prefix, binary, byte = match.groups()
     base = 1000 if prefix and byte and not binary else 1024
-    return int(float(number) * base ** _POWER[prefix.lower()])
+    try:
+        return int(float(number) * base ** _POWER[prefix.lower()])
+    except OverflowError:
+        raise ValueError('give a size that a machine can have, such as "2GiB"') from None
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -87,7 +91,10 @@ def _whole_number(value: Any) -> int:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _MismatchError("give a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _MismatchError("give a number of fewer digits") from None
 
 
 def _switch(value: Any) -> bool:
@@ -114,6 +121,23 @@ def _coerce(value: Any, hint: Any, unit: str) -> Any:
     if unit == "bytes" and isinstance(value, str):
         return parse_size(value)
     return _CHECKS[hint](value)
+
+
+def checked_setting(section: type, name: str, value: Any) -> Any:
+    """A setting given from Python: None where the field may be None, paths as text, else as from a file.
+
+    Raises:
+        ConfigError: The value is of the wrong type, or none of the choices.
+    """
+    field = next(field for field in dataclasses.fields(section) if field.name == name)
+    hint = get_type_hints(section)[name]
+    if value is None and type(None) in get_args(hint):
+        return None
+    try:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return _coerce(value, hint, field.metadata.get("unit", ""))
+    except ValueError as error:
+        raise ConfigError(f"{name} is {value!r}: {error}") from None
 
 
 def _sections() -> dict[str, type]:
@@ -143,11 +167,20 @@ def _check_name(section: str, name: str, known: Iterable[str], source: str) -> s
     return f"{section}.{name}" if section else name
 
 
+def _refuse_without_section(name: str, sections: Mapping[str, type], source: str) -> None:
+    """A setting of some section, given as if it had none."""
+    owners = [section for section, kind in sections.items() if name in _names(kind)]
+    if owners and name not in _top_level():
+        meant = " or ".join(f"{section}.{name}" for section in owners)
+        raise ConfigError(f"{source}: unknown setting {name}: did you mean {meant}?")
+
+
 def _flatten(table: Mapping[str, Any], sections: Mapping[str, type], source: str) -> dict[str, Value]:
     """One file's table as dotted keys; a section or key that does not exist is refused."""
     flat: dict[str, Value] = {}
     for name, value in table.items():
         if name not in sections:
+            _refuse_without_section(name, sections, source)
             key = _check_name("", name, [*sections, *_top_level()], source)
             flat[key] = Value(value, source)
         elif not isinstance(value, Mapping):
@@ -166,14 +199,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror or error}: give a readable TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: not TOML that can be read: nested too deeply") from None
 
 
 def _literal(text: str) -> Any:
     """The right side of `--set`: a TOML value, or the text itself where it is none (`device.device=cpu`)."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text.strip()
+    # A line feed in the text may begin a second setting, which nobody would read.
+    return table["value"] if len(table) == 1 else text.strip()
 
 
 def _assignments(items: Sequence[str], sections: Mapping[str, type]) -> dict[str, Value]:

@@ -10,11 +10,21 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
 from pagedcli.api.build import Engine, build_engine
-from pagedcli.api.calls import Errors, Message, Prompt, chat_specs, prompt_specs, refused
+from pagedcli.api.calls import (
+    Errors,
+    Message,
+    Prompt,
+    chat_specs,
+    check_errors,
+    checked_params,
+    prompt_specs,
+    refused,
+)
 from pagedcli.api.settings import config_from_settings
 from pagedcli.config import EngineConfig
 from pagedcli.core.sampling import SamplingParams
@@ -41,7 +51,7 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, config: EngineConfig | None = None, **settings: Any
+        self, model: str | PathLike[str] | None = None, *, config: EngineConfig | None = None, **settings: Any
     ) -> None:
         if model is not None:
             settings["model"] = model
@@ -49,7 +59,7 @@ class AsyncLLM:
 
     @classmethod
     async def create(
-        cls, model: str | None = None, *, config: EngineConfig | None = None, **settings: Any
+        cls, model: str | PathLike[str] | None = None, *, config: EngineConfig | None = None, **settings: Any
     ) -> AsyncLLM:
         """Make one without blocking the event loop; arguments as for the class."""
         return await asyncio.to_thread(cls, model, config=config, **settings)
@@ -112,6 +122,7 @@ class AsyncLLM:
             yield item
 
     async def _answer(self, specs: list[RequestSpec], errors: Errors) -> list[RequestOutput]:
+        check_errors(errors)
         outputs: dict[int, RequestOutput] = {}
         # Closed explicitly: when this raises, what is still running must be aborted now, not when it is collected.
         async with contextlib.aclosing(self._each(specs)) as each:
@@ -148,7 +159,7 @@ class AsyncLLM:
         spec = RequestSpec(
             prompt=prompt,
             messages=messages,
-            params=params or SamplingParams(),
+            params=checked_params(params),
             template_args=template_args or {},
         )
         async with _Requests(self._client) as requests:
@@ -209,7 +220,13 @@ class _Requests:
 
     def _sink(self, index: int) -> Callable[[Delta], None]:
         def put(delta: Delta) -> None:
-            self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
+            try:
+                self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
+            except RuntimeError:
+                if not self._loop.is_closed():
+                    raise
+                # The loop was closed with the request unfinished: nobody is left to hear of it.
+                self._client.abort(delta.request_id)
 
         return put
 

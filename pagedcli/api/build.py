@@ -132,6 +132,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         config.scheduler,
         make_kv(config.cache, resolved.num_pages, resolved.max_model_len),
         max_model_len=resolved.max_model_len,
+        model_limit=spec.max_position,
         watermark=config.cache.watermark,
     )
     settings = EngineSettings(resolved.seed, resolved.depth, chat_template)

@@ -5,8 +5,9 @@ May import `engine`, `core` and `errors`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.engine.outputs import RequestOutput, Seconds, Usage
@@ -21,37 +22,93 @@ Errors: TypeAlias = Literal["raise", "return"]
 """What to do about a request that is refused: raise, or return it with its `error`."""
 
 
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many as a list; a flat list of numbers is one prompt."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [cast("Prompt", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
+def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt or many as a list; a flat list of numbers (arrays and tensors too) is one prompt.
+
+    Raises:
+        RequestError: It is none of these.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    items = _listed("prompts", prompts, "text, token ids, or a list of these")
+    if items and _is_number(items[0]):
+        return [cast("Sequence[int]", items)]
+    return cast("list[Prompt]", items)
 
 
-def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation or many as a list."""
-    if messages and isinstance(messages[0], Mapping):
-        return [messages]  # type: ignore[list-item]
-    return list(messages)  # type: ignore[arg-type]
+def _is_number(item: Any) -> bool:
+    """Whether it is one token id rather than a prompt; an array has `__index__` whatever its shape."""
+    try:
+        operator.index(item)
+    except TypeError:
+        return False
+    return True
 
 
-def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def as_conversations(messages: Iterable[Message] | Iterable[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation or many as a list.
+
+    Raises:
+        RequestError: It is neither.
+    """
+    items = _listed("messages", messages, 'a list of {"role": ..., "content": ...}, or a list of such lists')
+    if items and isinstance(items[0], Mapping):
+        return [cast("Sequence[Message]", items)]
+    return cast("list[Sequence[Message]]", items)
+
+
+def as_params(params: SamplingParams | Iterable[SamplingParams] | None, count: int) -> list[SamplingParams]:
     """Parameters for each of `count` requests.
 
     Raises:
         RequestError: There is not one for each.
     """
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    each = _listed("params", params, "SamplingParams, or a list of them")
+    if len(each) != count:
         raise RequestError(
-            f"{len(params)} sampling parameters for {count} prompts: give one, or one for each",
+            f"{len(each)} sampling parameters for {count} prompts: give one, or one for each",
             code="invalid_value",
             field="params",
         )
-    return list(params)
+    return [checked_params(item) for item in each]
+
+
+def checked_params(params: object) -> SamplingParams:
+    """The parameters of one request; None: the defaults.
+
+    Raises:
+        RequestError: They are something else.
+    """
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise _wrong_type("params", params, "SamplingParams, such as SamplingParams(max_tokens=8)")
+    return params
+
+
+def check_errors(errors: object) -> None:
+    """RequestError unless it is one of `Errors`."""
+    if errors not in get_args(Errors):
+        raise RequestError(
+            f'errors is {errors!r}: give "raise" or "return"', code="invalid_value", field="errors"
+        )
+
+
+def _listed(field: str, value: object, wanted: str) -> list[Any]:
+    """Any iterable but text, bytes and mappings as a list."""
+    if isinstance(value, str | bytes | bytearray | Mapping):
+        raise _wrong_type(field, value, wanted)
+    try:
+        return list(cast("Iterable[Any]", value))
+    except TypeError:
+        raise _wrong_type(field, value, wanted) from None
+
+
+def _wrong_type(field: str, value: object, wanted: str) -> RequestError:
+    kind = type(value).__name__
+    return RequestError(f"{field} is of type {kind}: give {wanted}", code="invalid_value", field=field)
 
 
 def prompt_specs(

@@ -9,11 +9,21 @@ import queue
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
 from pagedcli.api.build import Engine, build_engine
-from pagedcli.api.calls import Errors, Message, Prompt, chat_specs, prompt_specs, refused
+from pagedcli.api.calls import (
+    Errors,
+    Message,
+    Prompt,
+    chat_specs,
+    check_errors,
+    checked_params,
+    prompt_specs,
+    refused,
+)
 from pagedcli.api.settings import config_from_settings
 from pagedcli.config import EngineConfig
 from pagedcli.core.sampling import SamplingParams
@@ -48,7 +58,7 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, config: EngineConfig | None = None, **settings: Any
+        self, model: str | PathLike[str] | None = None, *, config: EngineConfig | None = None, **settings: Any
     ) -> None:
         if model is not None:
             settings["model"] = model
@@ -130,6 +140,7 @@ class LLM:
     def _answer(
         self, specs: list[RequestSpec], errors: Errors, progress: Progress | None
     ) -> list[RequestOutput]:
+        check_errors(errors)
         call = _Call(self._client, len(specs), errors, progress)
         try:
             for index, spec in enumerate(specs):
@@ -165,7 +176,7 @@ class LLM:
         spec = RequestSpec(
             prompt=prompt,
             messages=messages,
-            params=params or SamplingParams(),
+            params=checked_params(params),
             template_args=template_args or {},
         )
         return DeltaStream(self._client, spec)

@@ -1,5 +1,6 @@
-"""Keyword arguments of `LLM` and `AsyncLLM` turned into an `EngineConfig`. May import `config` and `errors`.
+"""Keyword arguments of `LLM` and `AsyncLLM` turned into an `EngineConfig`.
 
+May import `config`, `config_file` and `errors`.
 Every field of the configuration is a keyword by its own name; the names are unique across sections. What is unknown
 is refused with the nearest name.
 """
@@ -11,6 +12,7 @@ import difflib
 from typing import Any
 
 from pagedcli.config import EngineConfig
+from pagedcli.config_file import checked_setting
 from pagedcli.errors import ConfigError
 
 ALIASES = {"block_size": "page_size", "kv_cache_memory_bytes": "kv_memory_bytes"}
@@ -33,8 +35,10 @@ def config_from_settings(base: EngineConfig, settings: dict[str, Any]) -> Engine
     """`base` with the given settings replaced.
 
     Raises:
-        ConfigError: A name is unknown, given twice, or a value is out of range.
+        ConfigError: A name is unknown, given twice, or a value is of the wrong type or out of range.
     """
+    if not isinstance(base, EngineConfig):
+        raise ConfigError(f"config is a {type(base).__name__}: give an EngineConfig, or settings by name")
     sections = section_of_setting()
     changes: dict[str | None, dict[str, Any]] = {}
     for given, value in settings.items():
@@ -44,7 +48,8 @@ def config_from_settings(base: EngineConfig, settings: dict[str, Any]) -> Engine
         part = changes.setdefault(sections[name], {})
         if name in part:
             raise ConfigError(f"{name} is given twice, also as {given}: give it once")
-        part[name] = value
+        section = sections[name]
+        part[name] = checked_setting(type(getattr(base, section) if section else base), name, value)
     top = changes.pop(None, {})
     for section, values in changes.items():
         assert section is not None

@@ -120,7 +120,7 @@ def _roofs(axes: _Axes, bytes_per_s: float, roofs: Sequence[tuple[str, float]]) 
     low = max(10.0**axes.x_low, 10.0**axes.y_low / bytes_per_s)
     start, end = (axes.x(low), axes.y(low * bytes_per_s)), (axes.x(high), axes.y(high * bytes_per_s))
     parts.append(_line(*start, *end, ROOF, 2))
-    parts.append(_text(start[0] + 6, start[1] - 14, f"reading, {bytes_per_s / 1e9:.1f} GB/s", ROOF))
+    parts.append(_text(start[0] + 30, start[1] - 6, f"reading, {bytes_per_s / 1e9:.1f} GB/s", ROOF))
     return parts
 
 

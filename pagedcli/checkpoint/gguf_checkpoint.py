@@ -236,8 +236,10 @@ class GGUFCheckpoint:
         """Whether two tensors differ by no more than the rounding of the coarser, judged on a sample of rows."""
         rows = slice(None, None, max(1, a.shape[0] // _SAMPLED_ROWS))
         x, y = (_float32(*self._values(tensor, rows)) for tensor in (a, b))
-        difference = float(np.linalg.norm(x - y))
-        return difference <= _rounding(min(a.bits_per_weight, b.bits_per_weight)) * float(np.linalg.norm(y))
+        # A corrupt file may hold any number; NaN and infinity are the same as nothing.
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference, size = float(np.linalg.norm(x - y)), float(np.linalg.norm(y))
+        return difference <= _rounding(min(a.bits_per_weight, b.bits_per_weight)) * size
 
 
 def _float32(dtype: str, values: np.ndarray) -> np.ndarray:

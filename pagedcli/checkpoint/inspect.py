@@ -70,9 +70,10 @@ def _describe(checkpoint: Checkpoint) -> Iterator[Finding]:
     config = checkpoint.config
     kind = "safetensors folder" if checkpoint.format == "safetensors" else "GGUF file"
     yield Finding("ok", f"format: {kind}, {_size(checkpoint.stored_bytes())} of weights")
-    names = config.get("architectures") or [f"model_type {config.get('model_type')}"]
+    names = config.get("architectures")
+    family = names[0] if isinstance(names, list) and names else f"model_type {config.get('model_type')!r}"
     tied = ", tied head" if config.get("tie_word_embeddings") else ""
-    yield Finding("ok", f"family: {names[0]}, {_num_parameters(checkpoint) / 1e6:,.1f} M parameters{tied}")
+    yield Finding("ok", f"family: {family}, {_num_parameters(checkpoint) / 1e6:,.1f} M parameters{tied}")
     sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
     found = [f"{name} {config[name]}" for name in (*sizes, "max_position_embeddings") if name in config]
     yield Finding("ok", f"sizes: {', '.join(found)}")

@@ -43,8 +43,14 @@ def resolve_model(model: str | None, *, progress: Progress | None = None) -> Pat
         from pagedcli.checkpoint.default_model import default_model
 
         return default_model(cache_folder(), progress)
-    path = Path(model).expanduser()
-    if path.exists():
+    if not model.strip():
+        # Path("") is the current folder, which nobody means by an empty variable.
+        raise CheckpointError(
+            f"the model's name is {model!r}: give a model folder, a GGUF file or a hub id, or leave it out for "
+            "SmolLM2-135M-Instruct"
+        )
+    path = _existing(model)
+    if path is not None:
         return path
     match = _HUB_ID.fullmatch(model)
     if match is None or _is_path(model):
@@ -55,6 +61,16 @@ def resolve_model(model: str | None, *, progress: Progress | None = None) -> Pat
     from pagedcli.checkpoint.hub import fetch
 
     return fetch(match["repo"], match["file"], progress)
+
+
+def _existing(model: str) -> Path | None:
+    """The path, if there is such a file or folder."""
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        # A name too long or with a NUL byte for a path, or `~user` of an unknown user.
+        return None
 
 
 def _is_path(model: str) -> bool:

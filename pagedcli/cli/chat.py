@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pagedcli.cli import engine_access
-from pagedcli.cli.console import Messages, write_result
+from pagedcli.cli.console import Messages, discard_stdout, write_result
 from pagedcli.cli.row_fields import make_params
 from pagedcli.cli.rows import row_seed
 from pagedcli.config import EngineConfig
+from pagedcli.core.request import FinishReason
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.engine.loop import Sink
 from pagedcli.engine.outputs import Delta, RequestOutput
@@ -79,7 +80,14 @@ def _is_aborted(output: RequestOutput) -> bool:
 
 
 def _params(sampling: Mapping[str, Any], defaults: Mapping[str, Any], seed: int) -> SamplingParams:
-    params = make_params({**defaults, **sampling}, {})
+    try:
+        params = make_params({**defaults, **sampling}, {})
+    except RequestError as error:
+        if error.field not in defaults or error.field in sampling:
+            raise
+        raise ConfigError(
+            f"the model's generation_config.json: {error}, or say it with --set sampling.{error.field}=..."
+        ) from None
     return params if params.seed is not None else params.replace(seed=seed)
 
 
@@ -99,7 +107,7 @@ def answer_prompt(
             output = stream_answer(engine.client, spec, write_result if spec.stream else _write_nothing)
             _write_rest(output)
         except BrokenPipeError:
-            sys.stdout = sys.__stderr__  # nothing is left to flush into the closed pipe
+            discard_stdout()
             return DONE
     _tell(output, messages, seed, drawn=config.seed is None)
     return INTERRUPTED if _is_aborted(output) else DONE
@@ -163,6 +171,9 @@ def _take_turn(
         messages.say(f"{error} (/clear forgets the conversation)")
         return
     write_result("\n")
+    if output.samples[0].finish_reason is FinishReason.LENGTH:
+        tokens = output.usage.completion_tokens
+        messages.say(f"(cut after {tokens:,} tokens: --max-tokens N allows more, /clear makes room)")
     history[:] = [*asked, {"role": "assistant", "content": output.text}]
 
 

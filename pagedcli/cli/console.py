@@ -5,6 +5,7 @@ May import rich and `errors`. stdout carries results only. `Messages` knows how 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from pagedcli.cli.files import OutputError
 from pagedcli.errors import ConfigError
 
 _PROGRESS_SECONDS = 1.0
@@ -34,7 +36,8 @@ class _ConsoleHandler(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(self.format(record))
+        with contextlib.suppress(OSError):
+            self._console.print(self.format(record))
 
 
 def set_up_logging(console: Console, *, verbose: bool, quiet: bool) -> None:
@@ -68,12 +71,14 @@ class Messages:
     def say(self, text: str) -> None:
         """Something that a user wants to know."""
         if not self.quiet:
-            self.console.print(text)
+            with contextlib.suppress(OSError):  # a full disk behind stderr must not cost an answer
+                self.console.print(text)
 
     def detail(self, text: str) -> None:
         """Something for those who asked for it."""
         if self.verbose:
-            self.console.print(text, style="dim")
+            with contextlib.suppress(OSError):
+                self.console.print(text, style="dim")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -81,6 +86,15 @@ class Messages:
         started = time.perf_counter()
         yield
         self.detail(f"{name}: {time.perf_counter() - started:.2f} s")
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Show on a terminal that something takes its time."""
+        if self.quiet or not self.console.is_terminal:
+            yield
+            return
+        with self.console.status(name, spinner="line"):
+            yield
 
     def transfer(self, name: str, done: int, total: int) -> None:
         """Progress of a download or of loading, at most one line a second for each name."""
@@ -104,6 +118,19 @@ def make_messages(*, verbose: bool, quiet: bool) -> Messages:
 
 
 def write_result(text: str) -> None:
-    """Put a result on stdout at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Put a result on stdout at once; what its encoding lacks becomes a question mark."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_stdout()
+        raise OutputError(f"stdout: {error.strerror}") from error
+
+
+def discard_stdout() -> None:
+    """Stdout takes nothing more (its reader has gone, its disk is full): let nothing try again, not even at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,7 +11,7 @@ from pagedcli.cli.options import Verbose
 
 def doctor(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Folder, GGUF file or hub id", show_default=False)
+        str | None, typer.Argument(metavar="MODEL", help="Folder, GGUF file or hub id", show_default=False)
     ] = None,
     verbose: Verbose = False,
 ) -> None:

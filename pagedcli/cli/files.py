@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
@@ -21,6 +21,16 @@ from pagedcli.errors import ConfigError, PagedError
 
 class OutputError(PagedError):
     """The output cannot be written any more (a full disk, a vanished folder); what was written stays."""
+
+
+@contextlib.contextmanager
+def refusing_os_errors() -> Iterator[None]:
+    """What the system refuses before anything was answered is the user's to mend: one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        raise ConfigError(f"{name}{error.strerror or error}") from error
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -31,18 +31,24 @@ def generate(
     *,
     file: Annotated[str | None, typer.Argument(metavar="FILE|-", show_default=False)] = None,
     prompt: Annotated[
-        str | None, _option("-p", "--prompt", text="Answer one prompt, as it comes", metavar="TEXT")
+        str | None,
+        _option("-p", "--prompt", text="Continue one text as it is; with --chat, answer it", metavar="TEXT"),
     ] = None,
-    chat: Annotated[bool, _option("--chat", text="A conversation (with -p: one answer)")] = False,
+    chat: Annotated[
+        bool, _option("--chat", text="A conversation in the terminal (with -p: one answer)")
+    ] = False,
     output: Annotated[
-        str | None, _option("-o", "--output", text="Rows of answers; a rerun goes on [stdout]", metavar="OUT")
+        str | None,
+        _option("-o", "--output", text="File for the answers; run again, it goes on [stdout]", metavar="OUT"),
     ] = None,
-    unordered: Annotated[bool, _option("--unordered", text="Rows as they finish")] = False,
+    unordered: Annotated[
+        bool, _option("--unordered", text="Write rows as they finish, not in input order")
+    ] = False,
     return_token_ids: Annotated[
         bool, _option("--return-token-ids", text="Add the token ids of the answers")
     ] = False,
     retry_errors: Annotated[
-        bool, _option("--retry-errors", text="Answer the rows again that failed")
+        bool, _option("--retry-errors", text="Answer again the rows of OUT that failed")
     ] = False,
     overwrite: Annotated[bool, _option("--overwrite", text="Forget what OUT has and start anew")] = False,
     set_: Assignments = None,
@@ -53,9 +59,9 @@ def generate(
 ) -> None:
     """Answer a file of prompts, one prompt, or a conversation.
 
-    FILE is JSONL, or .txt with a prompt a line; - is stdin. A row has an "id", one of "prompt", "messages" and
-    "prompt_token_ids", and any sampling field; OpenAI batch lines work too. Every row gives one row, errors included.
-    With -o, the same command again goes on where it stopped.
+    FILE is JSONL, or .txt with a prompt a line; - is JSONL on stdin. A row has an "id", one of "prompt", "messages"
+    and "prompt_token_ids", and any sampling field; OpenAI batch lines work too. Every row gives one row, errors
+    included. With -o, the same command again goes on where it stopped.
     """
     from pagedcli.cli.generate_run import GenerateOptions, run_generate
 

@@ -69,7 +69,13 @@ def _check(options: GenerateOptions) -> None:
     if not (options.file or options.chat or options.prompt is not None):
         hint = "" if sys.stdin is None or sys.stdin.isatty() else " (- reads the rows that are piped in)"
         raise ConfigError(f"nothing to answer: give FILE, -, -p TEXT or --chat{hint}")
-    if options.output is None and (options.retry_errors or options.overwrite):
+    if options.output == "":
+        raise ConfigError("-o is empty: give a file, or leave it out for stdout")
+    if sys.stdout is None and options.output in (None, "-"):
+        raise ConfigError("stdout is closed: give -o OUT")
+    if sys.stdin is None and options.chat and options.prompt is None:
+        raise ConfigError("stdin is closed: --chat reads what you say there; -p TEXT gives one message")
+    if options.output in (None, "-") and (options.retry_errors or options.overwrite):
         name = "--retry-errors" if options.retry_errors else "--overwrite"
         raise ConfigError(f"{name} is about an output file: give -o OUT")
     if options.retry_errors and options.overwrite:

@@ -17,6 +17,7 @@ from pagedcli.errors import ConfigError
 
 FORMAT = 1
 _PINNED = ("version", "input", "model", "parameters")
+_COMPLETE_KEYS = frozenset({"rows", "errors", "bytes"})
 _WHOLE_FILE_BYTES = 16 << 20
 _EDGE_BYTES = 1 << 20
 _MODEL_SUFFIXES = frozenset({".safetensors", ".gguf", ".json", ".jinja", ".model", ".txt"})
@@ -58,13 +59,27 @@ def load_manifest(output: Path) -> Manifest | None:
     """The manifest of an output; None if there is none."""
     path = manifest_path(output)
     try:
-        return Manifest(**json.loads(path.read_bytes()))
+        manifest = Manifest(**json.loads(path.read_bytes()))
+        _check_shape(manifest)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise ConfigError(f"{path}: not a manifest of this version: --overwrite starts anew") from None
+    return manifest
+
+
+def _check_shape(manifest: Manifest) -> None:
+    """ValueError if somebody wrote something else into the file than `save_manifest` does."""
+    complete = {} if manifest.complete is None else manifest.complete
+    tables = (manifest.input, manifest.model, manifest.parameters, complete)
+    if not all(isinstance(table, dict) for table in tables) or not isinstance(manifest.seed_drawn, bool):
+        raise ValueError("a field is of another type")
+    if not all(type(number) is int for number in (manifest.seed, manifest.created, *complete.values())):
+        raise ValueError("a number is none")
+    if manifest.complete is not None and complete.keys() < _COMPLETE_KEYS:
+        raise ValueError("complete lacks a number")
 
 
 def save_manifest(output: Path, manifest: Manifest) -> None:

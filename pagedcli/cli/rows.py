@@ -32,6 +32,7 @@ from pagedcli.errors import RequestError
 
 _INPUTS = ("prompt", "messages", "prompt_token_ids")
 _ROW_FIELDS = ("id", *_INPUTS, "chat_template_kwargs", *SAMPLING_FIELDS)
+_PLAIN_TEXT = ': write {"prompt": "..."}, or name the file .txt to have a prompt a line'
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -91,11 +92,15 @@ def _parse_json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_pairs)
     except json.JSONDecodeError as error:
-        raise invalid(f"not JSON: {error.msg} at character {error.pos + 1}", code="invalid_json") from None
+        plain = "" if text.lstrip().startswith(("{", "[")) else _PLAIN_TEXT
+        message = f"not JSON: {error.msg} at character {error.pos + 1}{plain}"
+        raise invalid(message, code="invalid_json") from None
     except RecursionError:
         raise invalid("not JSON that can be read: nested too deeply", code="invalid_json") from None
     except ValueError as error:
-        raise invalid(f"not JSON: {error}", code="invalid_json") from None
+        # The hooks' own words, or Python's about a number of more digits than it reads.
+        words = "a number has too many digits" if "integer string conversion" in str(error) else error
+        raise invalid(f"not JSON that can be read: {words}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid('not a JSON object: write {"prompt": "..."}', code="invalid_json")
     return value
@@ -112,6 +117,8 @@ def _plain_fields(body: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str
         given = f"it has {' and '.join(inputs)}" if inputs else "it has none"
         raise invalid(f"give one of prompt, messages and prompt_token_ids: {given}")
     result: dict[str, Any] = {"template_args": check_template_args(body.get("chat_template_kwargs"))}
+    if result["template_args"] and "messages" not in inputs:
+        raise invalid("chat_template_kwargs needs messages: leave it out", "chat_template_kwargs")
     if "messages" in inputs:
         result["messages"] = check_messages(body["messages"])
     elif "prompt" in inputs:

@@ -22,8 +22,8 @@ from types import FrameType
 from typing import Any
 
 from pagedcli.cli import engine_access
-from pagedcli.cli.console import Messages
-from pagedcli.cli.files import OutputError, OutputLock, StreamFile, is_stream, open_spool
+from pagedcli.cli.console import Messages, discard_stdout
+from pagedcli.cli.files import OutputError, OutputLock, StreamFile, is_stream, open_spool, refusing_os_errors
 from pagedcli.cli.generate_run import GenerateOptions
 from pagedcli.cli.job import Job
 from pagedcli.cli.journal import Journal, OrderedSink, RowSink, UnorderedSink
@@ -40,6 +40,7 @@ from pagedcli.cli.summary import KVEstimate, summary_lines
 from pagedcli.config import EngineConfig
 from pagedcli.errors import ConfigError, PagedError
 
+STDOUT = "-"
 DONE, ROWS_FAILED, INTERRUPTED = 0, 3, 130
 # Rows in flight for each sequence that may run: the scheduler has something to choose from, memory stays bounded.
 _WINDOW_PER_SEQUENCE = 2
@@ -64,7 +65,7 @@ def run_rows(
     seed = config.seed if config.seed is not None else secrets.randbits(63)
     run = RowsRun(options, config, sampling, messages, seed, int(time.time()))
     with open_source(options.file, options.prompt) as source:
-        if options.output is None or is_stream(Path(options.output)):
+        if options.output in (None, STDOUT) or is_stream(Path(str(options.output))):
             return _run_stream(run, source)
         output = Path(os.path.realpath(options.output))
         _check_output(output, source)
@@ -84,17 +85,18 @@ def _run_stream(run: RowsRun, source: Source) -> int:
     """Rows to stdout, a pipe or a device: nothing to go on with."""
     source.count()
     with contextlib.ExitStack() as stack:
-        if run.options.output is None:
+        if run.options.output in (None, STDOUT):
             file = StreamFile(sys.stdout.buffer, "stdout")
         else:
-            path = Path(run.options.output)
-            file = StreamFile(stack.enter_context(path.open("wb", buffering=0)), str(path))
+            path = Path(str(run.options.output))
+            with refusing_os_errors():
+                file = StreamFile(stack.enter_context(path.open("wb", buffering=0)), str(path))
         sink: RowSink
         sink = UnorderedSink(file) if run.options.unordered else OrderedSink(file, Journal(open_spool()))
         try:
             _run_job(run, source, sink, None)
         except BrokenPipeError:
-            _discard_stdout()
+            discard_stdout()
             return DONE
         except KeyboardInterrupt:
             run.messages.say(f"interrupted: {sink.num_rows:,} rows were answered")
@@ -104,24 +106,20 @@ def _run_stream(run: RowsRun, source: Source) -> int:
     return ROWS_FAILED if sink.num_errors else DONE
 
 
-def _discard_stdout() -> None:
-    """Whoever read stdout has gone: nothing is left to say there, not even at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _run_file(run: RowsRun, source: Source, output: Path) -> int:
     """Rows to a file, going on with what an earlier run left."""
-    wanted = _manifest(run, source.pin(), engine_access.find_model(run.config, run.messages))
-    manifest = prepare_output(
-        output, wanted, overwrite=run.options.overwrite, retry_errors=run.options.retry_errors
-    )
-    if manifest.complete is not None:
-        journal_path(output).unlink(missing_ok=True)
-        return _say_complete(run, output, manifest.complete)
-    run = dataclasses.replace(run, seed=manifest.seed, created=manifest.created)
-    recover = recover_unordered if run.options.unordered else recover_ordered
-    done, sink = recover(output)
+    model = engine_access.find_model(run.config, run.messages)
+    with refusing_os_errors():
+        wanted = _manifest(run, source.pin(), model)
+        manifest = prepare_output(
+            output, wanted, overwrite=run.options.overwrite, retry_errors=run.options.retry_errors
+        )
+        if manifest.complete is not None:
+            journal_path(output).unlink(missing_ok=True)
+            return _say_complete(run, output, manifest.complete)
+        run = dataclasses.replace(run, seed=manifest.seed, created=manifest.created)
+        recover = recover_unordered if run.options.unordered else recover_ordered
+        done, sink = recover(output)
     if done.num_rows:
         run.messages.say(f"{output}: going on, {done.num_rows:,} rows are done")
     try:

@@ -10,13 +10,13 @@ from pagedcli.core.request import FinishReason, Request
 from pagedcli.errors import RequestError
 
 
-def set_limits(request: Request, kv: KVManager, max_model_len: int) -> None:
+def set_limits(request: Request, kv: KVManager, max_model_len: int, model_limit: int | None = None) -> None:
     """Set `max_len`, `max_computed` and `limit_reason`, or refuse the request.
 
     Raises:
         RequestError: Its prompt can never be served; names the numbers and the smallest change that mends it.
     """
-    refuse_if_too_long(request, kv, max_model_len)
+    refuse_if_too_long(request, kv, max_model_len, model_limit)
     # The last token sampled is never computed, so it needs no KV: the pool's limit lies one above its capacity.
     fits = min(max_model_len, kv.capacity_tokens + 1)
     wanted = fits
@@ -30,7 +30,9 @@ def set_limits(request: Request, kv: KVManager, max_model_len: int) -> None:
     request.max_computed = max(request.num_prompt, request.max_len - 1)
 
 
-def refuse_if_too_long(request: Request, kv: KVManager, max_model_len: int) -> None:
+def refuse_if_too_long(
+    request: Request, kv: KVManager, max_model_len: int, model_limit: int | None = None
+) -> None:
     """Raise RequestError for an empty prompt and for one that no state of the pool could serve (I12)."""
     if request.num_prompt == 0:
         raise RequestError(
@@ -45,9 +47,11 @@ def refuse_if_too_long(request: Request, kv: KVManager, max_model_len: int) -> N
         )
     if request.num_prompt > max_model_len - room_for_output:
         needed = request.num_prompt + room_for_output
+        can_grow = model_limit is None or needed <= model_limit
+        remedy = f" or --max-model-len {needed}" if can_grow else ""
         raise _too_long(
             f"needs {needed} tokens{', one of them for output,' if room_for_output else ''} and the longest sequence "
-            f"has {max_model_len}: shorten by {needed - max_model_len} tokens or --max-model-len {needed}"
+            f"has {max_model_len}: shorten by {needed - max_model_len} tokens{remedy}"
         )
     if request.params.max_pages is not None and pages > request.params.max_pages:
         raise _too_long(

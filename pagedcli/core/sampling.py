@@ -31,7 +31,7 @@ _INT_RANGES: dict[str, tuple[int, int, str]] = {
     "top_k": (-1, MAX_TOKEN_ID, "0 or -1 keeps all tokens"),
     "seed": (-(2**63), 2**64 - 1, "64 bits"),
     "n": (1, MAX_N, "samples of one prompt"),
-    "max_tokens": (0, MAX_TOKEN_ID, "leave it out (null) for as many as fit"),
+    "max_tokens": (0, MAX_TOKEN_ID, "null for as many as fit"),
     "min_tokens": (0, MAX_TOKEN_ID, "output tokens"),
     "logprobs": (0, MAX_LOGPROBS, "alternatives for each token; leave it out for none"),
     "prompt_logprobs": (0, MAX_LOGPROBS, "alternatives for each token; leave it out for none"),
@@ -55,7 +55,10 @@ _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "echo", "skip_special_t
 
 
 def _refuse(field: str, value: object, remedy: str) -> RequestError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # Python writes no int of more than 4,300 digits.
+        shown = "a number of very many digits"
     if len(shown) > _SHOWN_CHARACTERS:
         shown = shown[: _SHOWN_CHARACTERS - 3] + "..."
     return RequestError(f"{field} is {shown}: {remedy}", code="invalid_value", field=field)
@@ -203,27 +206,27 @@ class SamplingParams:
         repetition_penalty: Over prompt and output tokens (CTRL, Keskar et al. 2019); 1 is none.
         presence_penalty: Subtracted once for each token that occurs in the output.
         frequency_penalty: Subtracted for each occurrence of a token in the output.
-        logit_bias: (token id, bias) pairs added to the logits, -100 to 100.
-        allowed_token_ids: Only these may be sampled; None: all.
+        logit_bias: Added to the logits of token ids, -100 to 100: {"42": 1.5}, or (id, bias) pairs.
+        allowed_token_ids: Only these may be sampled; none: all.
         bad_token_ids: These are never sampled.
-        bad_words: Texts that never appear; the text layer turns them into `bad_word_ids`.
-        allowed_words: Only tokens of these texts may be sampled; the text layer sets allowed_token_ids.
+        bad_words: Texts that never appear (they become `bad_word_ids`).
+        allowed_words: Only tokens of these texts may be sampled (they become `allowed_token_ids`).
         bad_word_ids: Token sequences whose last token is never sampled after the others.
-        seed: Makes a request reproducible alone and under load; None: one is made from the engine's seed.
+        seed: Makes a request reproducible alone and under load; none: one is made from the engine's seed.
         n: Samples of the prompt; they share the prompt's pages.
-        max_tokens: Output tokens at most; None: as many as fit.
+        max_tokens: Output tokens at most; None (null in a row): as many as fit.
         min_tokens: No stop token, stop text or end of sequence before so many output tokens.
         stop: Texts that end a request; cut from the output unless include_stop_str_in_output.
         stop_token_ids: Token ids that end a request, besides the model's own.
         include_stop_str_in_output: Keep the stop text in the output.
         ignore_eos: Do not end at the model's end-of-sequence tokens.
-        logprobs: Number of top alternatives to return for each output token (0: its own only); None: none.
+        logprobs: Number of top alternatives to return for each output token (0: its own only).
         prompt_logprobs: The same for prompt tokens.
         echo: Return the prompt's text before the output.
         skip_special_tokens: Leave special tokens out of the text.
         priority: Lower runs earlier under the priority policy.
-        deadline_s: Seconds after arrival at which the request ends with what it has; None: never.
-        max_pages: Pages of KV at which it ends with what it has (finish_reason page_cap); None: no cap.
+        deadline_s: Seconds after arrival at which the request ends with what it has; none: never.
+        max_pages: Pages of KV at which it ends with what it has (finish_reason page_cap); none: no cap.
         cache_salt: Requests share prefixes only with requests of the same salt.
     """
 

@@ -40,15 +40,23 @@ class Scheduler:
         config: Budget, slots, policy, batching; `depth` is the engine loop's.
         kv: Who allocates; the scheduler is its only user.
         max_model_len: Tokens of the longest sequence.
+        model_limit: Tokens that the model was made for, if known: no setting can make sequences longer.
         watermark: Part of the pool kept free when a request is admitted while others run (`CacheConfig.watermark`).
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVManager, *, max_model_len: int, watermark: float = 0.0
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        *,
+        max_model_len: int,
+        model_limit: int | None = None,
+        watermark: float = 0.0,
     ) -> None:
         self.config = config
         self.kv = kv
         self.max_model_len = max_model_len
+        self.model_limit = model_limit
         self._policy = policy.POLICIES[config.policy]
         self._static = config.batching == "static"
         self._roster = Roster(kv, self._policy, config.max_num_seqs, hold_ended=self._static)
@@ -75,7 +83,7 @@ class Scheduler:
         """
         self._now = now
         try:
-            set_limits(request, self.kv, self.max_model_len)
+            set_limits(request, self.kv, self.max_model_len, self.model_limit)
         except RequestError:
             self._counters.rejected += 1
             raise

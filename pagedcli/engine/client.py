@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import uuid
@@ -97,6 +98,7 @@ class EngineThread:
         self._num_seeds = 0
         self._stopping = False
         self._dead: EngineDead | None = None
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="paged-engine", daemon=True)
 
     def start(self) -> EngineThread:
@@ -148,7 +150,13 @@ class EngineThread:
             self._post(lambda: self._loop.add(submission), lambda error: self._loop.refuse(submission, error))
         return request_id
 
+    def _is_forked(self) -> bool:
+        """Whether this is a copy of the process that has the thread: its locks may be held for ever."""
+        return os.getpid() != self._pid
+
     def _require_alive(self) -> None:
+        if self._is_forked():
+            raise EngineDead("the engine runs in the process that this one was forked from: make one here")
         if self._dead is not None:
             raise EngineDead(str(self._dead)) from self._dead.__cause__
         if self._stopping:
@@ -158,7 +166,8 @@ class EngineThread:
         """Refuse here what the scheduler would refuse there; reads only what never changes."""
         request = Request(-1, list(prepared.tokens), len(prepared.tokens), prepared.params)
         try:
-            refuse_if_too_long(request, self._scheduler.kv, self._scheduler.max_model_len)
+            scheduler = self._scheduler
+            refuse_if_too_long(request, scheduler.kv, scheduler.max_model_len, scheduler.model_limit)
         except RequestError as error:
             self._board.refused(error)
             raise
@@ -187,6 +196,8 @@ class EngineThread:
 
     def abort(self, request_id: str) -> bool:
         """End a request with what it has (finish_reason abort); False: there is no such unfinished request."""
+        if self._is_forked():
+            return False
         with self._condition:
             known = request_id in self._open_ids
             if known:
@@ -209,6 +220,8 @@ class EngineThread:
         """Run `function` on the engine thread between two steps and wait for it."""
         if threading.current_thread() is self._thread:
             return function()
+        if self._is_forked():
+            self._require_alive()
         future: Future[T] = Future()
 
         def run() -> None:
@@ -231,6 +244,8 @@ class EngineThread:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until every request is answered; False: time was up first."""
+        if self._is_forked():
+            self._require_alive()
         with self._condition:
             if not self._condition.wait_for(lambda: not self._open_ids, timeout_s):
                 return False
@@ -240,6 +255,8 @@ class EngineThread:
 
     def close(self, *, drain: bool = False) -> None:
         """Stop: take no more requests, abort the open ones (or serve them first), free the executor."""
+        if self._is_forked():
+            return
         with self._condition:
             self._stopping = True
             if not drain:

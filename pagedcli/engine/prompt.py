@@ -16,6 +16,7 @@ from pagedcli.errors import RequestError
 from pagedcli.text.detokenizer import Detokenizer
 from pagedcli.text.words import WordCodec, resolve_words
 
+RESERVED_VARIABLES = ("messages", "template", "self")
 SEED_MASK = (1 << 64) - 1
 
 
@@ -127,6 +128,7 @@ def _tokens(
             "give a prompt or messages, one of the two", code="invalid_request", field="prompt"
         )
     if spec.messages is not None:
+        _check_template_args(spec.template_args)
         text = codec.apply_chat_template(spec.messages, template=chat_template, **spec.template_args)
         # The template writes the start token itself where the model wants one.
         return text, tuple(codec.encode(text, add_special_tokens=False))
@@ -136,8 +138,25 @@ def _tokens(
     return None, _checked_ids(spec.prompt)
 
 
+def _check_template_args(args: object) -> None:
+    """Names under which the tokenizer takes what the request itself says are no variables of the caller."""
+    if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+        raise RequestError(
+            "template_args must be a mapping of names to values", code="invalid_value", field="template_args"
+        )
+    for name in RESERVED_VARIABLES:
+        if name in args:
+            raise RequestError(
+                f"template_args: {name} is set by the request itself: leave it out",
+                code="invalid_value",
+                field="template_args",
+            )
+
+
 def _checked_ids(ids: Sequence[int]) -> tuple[int, ...]:
     try:
+        if isinstance(ids, bytes | bytearray) or any(isinstance(token, bool) for token in ids):
+            raise TypeError  # Bytes and truth values have an index too, which nobody means.
         return tuple(operator.index(token) for token in ids)
     except TypeError:
         raise RequestError(

@@ -8,6 +8,7 @@ from typing import Any
 from pagedcli.errors import CheckpointError
 from pagedcli.models import llama, mistral, qwen2, qwen3
 from pagedcli.models.family import Family
+from pagedcli.models.rope import shown
 
 FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
 
@@ -24,7 +25,9 @@ def find_family(config: Mapping[str, Any], source: str) -> Family:
         CheckpointError: None, or weights quantized in a way that is not read.
     """
     names = config.get("architectures") or []
-    wanted = str(names[0]) if names else f"model_type {config.get('model_type')!r}"
+    if not isinstance(names, list):
+        raise CheckpointError(f"{source}: architectures is {shown(names)}: it must be a list of names")
+    wanted = str(names[0]) if names else f"model_type {shown(config.get('model_type'))}"
     for family in FAMILIES:
         if family.architecture == wanted or (not names and family.model_type == config.get("model_type")):
             _refuse_quantized(config, source)

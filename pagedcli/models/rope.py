@@ -21,6 +21,9 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 Floats = npt.NDArray[np.float32]
 
 DEFAULT_THETA = 10_000.0
+# No real model comes near; beyond, float32 tables would not be finite.
+MOST_NUMBER = 1e15
+MOST_INTEGER = 2**31 - 1
 KNOWN_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 
 
@@ -64,25 +67,53 @@ def read_rope(config: Mapping[str, Any], max_position: int, source: str) -> Rope
     _refuse_unknown(kind, settings, config, source)
     theta = settings.get("rope_theta", config.get("rope_theta"))
     reader = _Reader(settings, kind, source)
-    base = RopeSpec(theta=DEFAULT_THETA if theta is None else float(theta))
+    base = RopeSpec(theta=_read_theta(theta, source))
     if kind == "linear":
         return RopeSpec("linear", base.theta, factor=reader.number("factor"))
-    original = config.get("original_max_position_embeddings") or settings.get(
-        "original_max_position_embeddings"
-    )
-    original = int(original or max_position)
+    original = _original_positions(config, settings, source) or max_position
     if kind == "llama3":
-        return RopeSpec(
-            "llama3",
-            base.theta,
-            factor=reader.number("factor"),
-            original_max_position=original,
-            low_freq_factor=reader.number("low_freq_factor"),
-            high_freq_factor=reader.number("high_freq_factor"),
-        )
+        return _read_llama3(reader, base.theta, original)
     if kind == "yarn":
         return _read_yarn(reader, base.theta, original, max_position)
     return base
+
+
+def is_number(value: object) -> bool:
+    """Whether a config's value is a number that float32 arithmetic can take."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_NUMBER
+
+
+def is_whole(value: object) -> bool:
+    """Whether a config's value can be a size."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_INTEGER
+
+
+def shown(value: object) -> str:
+    """A config's value for a message: whatever it is, a few words of it."""
+    if isinstance(value, int) and abs(value) > MOST_NUMBER:
+        return "a number of very many digits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _original_positions(config: Mapping[str, Any], settings: Mapping[str, Any], source: str) -> int | None:
+    key = "original_max_position_embeddings"
+    value = config.get(key) or settings.get(key)
+    if value is None or value == 0:
+        return None
+    if not is_whole(value):
+        raise CheckpointError(f"{source}: {key} is {shown(value)}: it must be a positive integer")
+    return int(value)
+
+
+def _read_theta(theta: Any, source: str) -> float:
+    if theta is None:
+        return DEFAULT_THETA
+    if not is_number(theta) or theta <= 1:
+        raise CheckpointError(
+            f"{source}: rope_theta is {shown(theta)}: it must be a number above 1, at most {MOST_NUMBER:g}"
+        )
+    return float(theta)
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Floats:
@@ -114,7 +145,7 @@ def rope_tables(spec: RopeSpec, head_dim: int, num_positions: int) -> tuple[Floa
 def _rope_settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     settings = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(settings, Mapping):
-        raise CheckpointError(f"{source}: rope_scaling is {settings!r}: it must be an object or null")
+        raise CheckpointError(f"{source}: rope_scaling is {shown(settings)}: it must be an object or null")
     nested = [key for key, value in settings.items() if isinstance(value, Mapping)]
     if nested:
         raise CheckpointError(
@@ -134,9 +165,9 @@ def _refuse_unknown(kind: str, settings: Mapping[str, Any], config: Mapping[str,
             f"{source}: rope scaling {kind!r} is not known; known: {', '.join(KNOWN_KINDS)}"
         )
     partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial is not None and float(partial) != 1.0:
+    if partial is not None and partial != 1.0:
         raise CheckpointError(
-            f"{source}: partial_rotary_factor {partial} is not served; only whole heads are rotated"
+            f"{source}: partial_rotary_factor {shown(partial)} is not served; only whole heads are rotated"
         )
 
 
@@ -152,20 +183,40 @@ class _Reader:
         value = self.optional(key)
         if value is None:
             raise CheckpointError(f"{self.source}: rope scaling {self.kind!r} needs {key}, which is missing")
+        if value == 0.0:
+            raise CheckpointError(f"{self.source}: rope setting {key} is 0: it must be above 0")
         return value
 
     def optional(self, key: str) -> float | None:
         value = self.settings.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{self.source}: rope setting {key} is {value!r}: it must be a number")
+        if not is_number(value) or value < 0:
+            raise CheckpointError(
+                f"{self.source}: rope setting {key} is {shown(value)}: it must be a number from 0 to {MOST_NUMBER:g}"
+            )
         return float(value)
+
+
+def _read_llama3(reader: _Reader, theta: float, original: int) -> RopeSpec:
+    low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+    if low >= high:
+        raise CheckpointError(
+            f"{reader.source}: low_freq_factor {low:g} must be below high_freq_factor {high:g}"
+        )
+    return RopeSpec(
+        "llama3",
+        theta,
+        factor=reader.number("factor"),
+        original_max_position=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
 
 
 def _read_yarn(reader: _Reader, theta: float, original: int, max_position: int) -> RopeSpec:
     factor = reader.optional("factor")
-    factor = max_position / original if factor is None else factor
+    factor = factor or max_position / original
     attention = reader.optional("attention_factor")
     if attention is None:
         mscale, mscale_all = reader.optional("mscale"), reader.optional("mscale_all_dim")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedcli.errors import CheckpointError
-from pagedcli.models.rope import RopeSpec, read_rope
+from pagedcli.models.rope import RopeSpec, is_number, is_whole, read_rope, shown
 from pagedcli.ops.protocol import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -22,6 +22,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+# Layers are made one by one before their weights are looked for.
+MAX_LAYERS = 4096
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -117,15 +119,15 @@ class ConfigReader:
             return default
         if value is None:
             raise CheckpointError(f"{self.source}: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"{self.source}: {key} is {value!r}: it must be a positive integer")
-        return value
+        if not is_whole(value):
+            raise CheckpointError(f"{self.source}: {key} is {shown(value)}: it must be a positive integer")
+        return int(value)
 
     def number(self, key: str, default: float) -> float:
-        """A number; null is an error."""
+        """A number from 0; null is an error."""
         value = self.config.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{self.source}: {key} is {value!r}: it must be a number")
+        if not is_number(value) or value < 0:
+            raise CheckpointError(f"{self.source}: {key} is {shown(value)}: it must be a number from 0")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -134,7 +136,7 @@ class ConfigReader:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self.source}: {key} is {value!r}: it must be true or false")
+            raise CheckpointError(f"{self.source}: {key} is {shown(value)}: it must be true or false")
         return value
 
 
@@ -144,6 +146,10 @@ def read_common(reader: ConfigReader) -> ModelSpec:
     hidden_size = reader.integer("hidden_size")
     max_position = reader.integer("max_position_embeddings")
     num_layers = reader.integer("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise CheckpointError(
+            f"{reader.source}: num_hidden_layers is {num_layers}: it can be at most {MAX_LAYERS}"
+        )
     spec = ModelSpec(
         architecture=reader.config["architectures"][0],
         dtype=_stored_dtype(reader),
@@ -168,13 +174,24 @@ def read_common(reader: ConfigReader) -> ModelSpec:
 def read_layer_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
     """Windows of the Qwen families: `use_sliding_window`, `max_window_layers` and, over them, `layer_types`."""
     window = reader.integer("sliding_window") if _uses_window(reader) else None
-    first = reader.config.get("max_window_layers", 0)
+    first = _first_windowed(reader)
     types = reader.config.get("layer_types")
     if types is None:
         return tuple(window if index >= first else None for index in range(num_layers))
     if not isinstance(types, list) or len(types) != num_layers:
         raise CheckpointError(f"{reader.source}: layer_types must list {num_layers} layers, one type each")
     return tuple(_layer_window(reader, str(kind), window) for kind in types)
+
+
+def _first_windowed(reader: ConfigReader) -> int:
+    value = reader.config.get("max_window_layers", 0)
+    if value is None:
+        return 0
+    if value != 0 and not is_whole(value):
+        raise CheckpointError(
+            f"{reader.source}: max_window_layers is {shown(value)}: it must be a whole number from 0"
+        )
+    return int(value)
 
 
 def _uses_window(reader: ConfigReader) -> bool:

@@ -12,11 +12,11 @@ class Fault(IntEnum):
     NOT_FINITE = 1
     NOTHING_LEFT = 2
 
-    def message(self, request_id: int) -> str:
-        """One line for the user."""
+    def message(self) -> str:
+        """One line for the user, who knows the request by another id than the core."""
         if self is Fault.NOT_FINITE:
-            return f"request {request_id}: the model computed NaN or infinite logits: check the weights and the dtype"
+            return "the model computed NaN or infinite logits: check the weights and the dtype"
         return (
-            f"request {request_id}: no token is left to sample: allowed_token_ids, bad_token_ids, bad_words and "
+            "no token is left to sample: allowed_token_ids, bad_token_ids, bad_words and "
             "min_tokens together forbid all of the vocabulary"
         )

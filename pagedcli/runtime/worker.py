@@ -106,7 +106,7 @@ class PendingStep:
             for entry, item in zip(self.sampling.prompt_entries, self.prompt.read(), strict=True):
                 prompts[entry].append(item)
         for entry, fault in self._faults(prompts):
-            errors[entry] = fault.message(self.plan.entries[entry].request_id)
+            errors[entry] = fault.message()
             tokens[entry], chosen[entry], prompts[entry] = NO_TOKEN, None, []
         return StepResult(
             step=self.plan.step,

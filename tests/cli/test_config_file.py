@@ -64,6 +64,7 @@ def test_both_pool_sizes_at_once_are_refused_with_their_flags(tmp_path):
     [
         ("[cache]\npagesize = 4\n", "unknown setting cache.pagesize: did you mean page_size?"),
         ("[cash]\npage_size = 4\n", "unknown setting cash: did you mean cache?"),
+        ("page_size = 4\n", "unknown setting page_size: did you mean cache.page_size?"),
         ("zzz = 4\n", "unknown setting zzz: known: model, cache, scheduler, device, sampling, seed"),
         ("[sampling]\ntemprature = 0.5\n", "unknown setting sampling.temprature: did you mean temperature?"),
         ("cache = 3\n", r"cache is a section: write \[cache\]"),
@@ -77,6 +78,12 @@ def test_both_pool_sizes_at_once_are_refused_with_their_flags(tmp_path):
         ("[model]\nmodel = 3\n", "model.model is 3: give text in quotes"),
         ("seed = 'x'\n", "seed is 'x': give a whole number"),
         ("seed = \n", "not TOML"),
+        ("seed = " + "[" * 3000 + "]" * 3000, "not TOML that can be read: nested too deeply"),
+        ("[cache]\nwatermark = 1" + "0" * 400, "cache.watermark is 10+: give a number of fewer digits"),
+        ("[cache]\nkv_memory_bytes = '1" + "0" * 400 + "'", "give a size that a machine can have"),
+        ("[scheduler]\nmax_num_seqs = 999999999\n", "is 999999999: it can be at most 65536"),
+        ("[scheduler]\nmax_num_batched_tokens = 999999999\n", "is 999999999: it can be at most 1048576"),
+        ("[device]\nthreads = 100000\n", "device.threads is 100000: it can be at most 1024"),
     ],
 )
 def test_errors_name_file_key_and_remedy(tmp_path, text, message):
@@ -113,6 +120,15 @@ def test_set_errors_repeat_the_assignment(tmp_path, assignment, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path, assignments=[assignment])
     assert str(caught.value).startswith(f"--set {assignment}")
+
+
+def test_set_never_drops_what_follows_a_line_feed(tmp_path):
+    assignment = "cache.num_pages=1\nx=2"
+    with pytest.raises(ConfigError, match="give a whole number"):
+        load(tmp_path, assignments=[assignment])
+    deep = "[" * 3000
+    with pytest.raises(ConfigError, match="give a whole number"):
+        load(tmp_path, assignments=[f"cache.num_pages={deep}"])
 
 
 def test_missing_and_unreadable_config_files_are_named(tmp_path):

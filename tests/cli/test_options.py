@@ -56,6 +56,12 @@ def test_help_shows_each_option_in_one_line(capfd):
     assert "--no-prefix-caching" in out
 
 
+@pytest.mark.parametrize(("command", "usage"), [("doctor", "[MODEL]"), ("generate", "[FILE|-]")])
+def test_usage_puts_one_pair_of_brackets_around_what_may_be_left_out(command, usage, capfd):
+    run([command, "--help"])
+    assert capfd.readouterr().out.splitlines()[0] == f"Usage: paged {command} [OPTIONS] {usage}"
+
+
 def test_no_command_shows_help_and_is_a_mistake(capfd):
     assert run([]) == 2
     out, err = capfd.readouterr()

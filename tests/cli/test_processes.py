@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -146,7 +147,9 @@ def test_two_writers_of_one_output(tmp_path):
     ids = write_rows(tmp_path)
     first = start(tmp_path, *RUN, FAKE_STEP_SECONDS="0.01")
     wait_for(lambda: rows_so_far(tmp_path) >= 1)
+    first.send_signal(signal.SIGSTOP)  # on a busy machine it would be done before the second has started
     code, _, err = finish(start(tmp_path, *RUN))
+    first.send_signal(signal.SIGCONT)
     assert code == 2
     assert "another `paged generate` is writing it" in err
     assert finish(first)[0] == 3
@@ -198,10 +201,68 @@ def test_help_is_quick_and_loads_nothing_heavy():
 
 
 def test_help_answers_in_under_0_3_seconds():
+    """Processor time, which is the wall time of a quiet machine and does not count what others do on a busy one."""
     code = "import sys; from pagedcli.cli.main import main; main()"
     times = []
-    for _ in range(5):
-        started = time.perf_counter()
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, check=True, cwd=ROOT)
-        times.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.3
+
+
+def run_in_shell(folder, line, **environment):
+    """Exit code, stdout and stderr of a shell line in which $PAGED is the program."""
+    done = subprocess.run(
+        ["sh", "-c", line],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PAGED": " ".join(PROGRAM),
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+            **environment,
+        },
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def test_an_answer_that_the_terminal_cannot_show_is_no_failure(tmp_path):
+    line = "$PAGED generate -p a --stop q --max-tokens 2 --set sampling.echo=true"
+    plain = run_in_shell(
+        tmp_path, line.replace("-p a", "-p \u00e9a"), PYTHONIOENCODING="ascii", PYTHONUTF8="1"
+    )
+    assert plain[0] == 0, plain[2]
+    assert plain[1].startswith(b"?a")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line(tmp_path):
+    code, _, err = run_in_shell(tmp_path, "$PAGED generate -p a --max-tokens 2 > /dev/full")
+    assert (code, err) == (1, "paged: stdout: No space left on device\n")
+
+
+def test_closed_standard_streams_are_named(tmp_path):
+    write_rows(tmp_path, 3)
+    for line, words in (
+        ("$PAGED generate -p a >&-", "stdout is closed: give -o OUT"),
+        ("$PAGED generate in.jsonl >&-", "stdout is closed: give -o OUT"),
+        ("$PAGED generate - <&-", "stdin is closed: give a file"),
+        ("$PAGED generate --chat <&-", "stdin is closed: --chat reads"),
+    ):
+        code, _, err = run_in_shell(tmp_path, line)
+        assert code == 2
+        assert words in err
+    assert run_in_shell(tmp_path, "$PAGED generate in.jsonl -q 2>&-")[0] == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stderr_costs_no_row(tmp_path):
+    ids = write_rows(tmp_path, 3)
+    code, _, _ = run_in_shell(tmp_path, "$PAGED generate in.jsonl -o out.jsonl 2> /dev/full")
+    assert code == 0
+    assert rows_so_far(tmp_path) == len(ids)
+    assert json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["complete"]["rows"] == len(ids)

@@ -407,3 +407,64 @@ def test_interrupt_keeps_what_is_done(paged, monkeypatch):
     paged.use_engine()
     assert paged(*RUN).code == 0
     assert [row["id"] for row in paged.read()] == list(range(6))
+
+
+DEEP = "[" * 5000
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"a": 1}', DEEP])
+def test_a_manifest_that_is_none_is_refused(paged, finished, text):
+    (paged.folder / "out.jsonl.manifest.json").write_text(text)
+    result = paged(*RUN)
+    assert result.code == 2
+    assert "not a manifest of this version: --overwrite starts anew" in result.err
+    assert paged(*RUN, "--overwrite").code == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("complete", 5),
+        ("complete", {}),
+        ("complete", {"rows": "x", "errors": "y", "bytes": "z"}),
+        ("parameters", []),
+        ("input", None),
+        ("model", "tiny"),
+        ("seed", "x"),
+        ("seed", None),
+        ("created", "x"),
+        ("seed_drawn", 1),
+    ],
+)
+def test_a_manifest_with_a_field_of_another_type_is_refused(paged, finished, key, value):
+    path = paged.folder / "out.jsonl.manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    for flags in ((), ("--retry-errors",)):
+        result = paged(*RUN, *flags)
+        assert result.code == 2
+        assert "not a manifest of this version" in result.err
+
+
+@pytest.mark.parametrize("suffix", [".journal", ".manifest.json", ".lock"])
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
+def test_a_folder_in_the_place_of_a_file_beside_the_output_is_named(paged, suffix, flags):
+    write_rows(paged)
+    (paged.folder / f"out.jsonl{suffix}").mkdir()
+    result = paged(*RUN, *flags)
+    assert result.code == 2
+    assert "Is a directory" in result.err
+    assert "unexpected" not in result.err
+
+
+def test_a_dash_is_stdout(paged, finished):
+    _, expected = finished
+    result = paged("generate", "in.jsonl", "-o", "-")
+    assert [(row["id"], row.get("text")) for row in result.rows] == expected
+    assert not (paged.folder / "-").exists()
+    assert "give -o OUT" in paged("generate", "in.jsonl", "-o", "-", "--overwrite").err
+
+
+def test_an_empty_output_name_is_refused(paged, finished):
+    result = paged("generate", "in.jsonl", "-o", "")
+    assert result.code == 2
+    assert "-o is empty" in result.err

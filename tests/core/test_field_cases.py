@@ -128,7 +128,9 @@ def test_A4_decodes_beyond_the_budget_take_turns(decode_interval: int) -> None:
 
 @pytest.mark.parametrize("decode_interval", [1, 2, 3])
 @pytest.mark.parametrize("budget", [1, 4, 7])
-def test_A4_more_places_than_the_interval_allows_still_keep_the_bound(budget: int, decode_interval: int) -> None:
+def test_A4_more_places_than_the_interval_allows_still_keep_the_bound(
+    budget: int, decode_interval: int
+) -> None:
     """Whoever would make the decodes too many for the budget is admitted later, not sooner and slower."""
     bed = Bed(
         num_pages=500,

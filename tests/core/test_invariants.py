@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 import pagedcli.core
+from pagedcli.config import SchedulerConfig
+from pagedcli.core.kv_manager import PagedKV
 from pagedcli.core.plan import StepResult
-from pagedcli.core.request import FinishReason
+from pagedcli.core.request import FinishReason, Request
+from pagedcli.core.sampling import SamplingParams
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.core import EngineCore
 from pagedcli.errors import RequestError
@@ -268,6 +271,19 @@ def test_I12_prompt_leaves_room_for_one_token_unless_it_wants_none() -> None:
     bed.drain().assert_right()
     assert [len(bed.output[each]) for each in (full, almost, clamped)] == [0, 1, 12]
     assert set(bed.finish.values()) == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize(
+    ("length", "remedy"),
+    [(63, "shorten by 32 tokens or --max-model-len 64"), (64, "shorten by 33 tokens")],
+)
+def test_I12_no_longer_sequence_is_advised_than_the_model_was_made_for(length: int, remedy: str) -> None:
+    config, kv = SchedulerConfig(), PagedKV(100, 4)
+    scheduler = Scheduler(config, kv, max_model_len=32, model_limit=64)
+    request = Request(0, numbers(length), length, SamplingParams())
+    with pytest.raises(RequestError) as caught:
+        scheduler.add(request, 0.0)
+    assert str(caught.value).endswith(f"the longest sequence has 32: {remedy}")
 
 
 def test_core_needs_no_engine() -> None:

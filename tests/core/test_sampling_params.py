@@ -255,3 +255,10 @@ def test_replace_refuses_unknown_fields_with_a_suggestion() -> None:
     assert (caught.value.code, caught.value.field) == ("unknown_field", "temprature")
     with pytest.raises(RequestError, match="leave it out"):
         SamplingParams().replace(zzzz=1)
+
+
+@pytest.mark.parametrize("field", ["seed", "max_tokens", "temperature", "top_k", "stop_token_ids"])
+def test_a_number_of_thousands_of_digits_is_refused_like_any_other(field):
+    value = 10**5000
+    with pytest.raises(RequestError, match=rf"{field} is a number of very many digits: "):
+        SamplingParams(**{field: [value] if field.endswith("ids") else value})

@@ -64,6 +64,7 @@ def run_requests(model: Model, requests: Sequence[Request], setup: Setup, max_mo
         block_size=setup.block_size,
         max_num_seqs=setup.max_num_seqs,
         max_model_len=max_model_len,
+        threads=1,
     )
     executor: Executor = ThreadExecutor(worker) if setup.depth > 1 else InlineExecutor(worker)
     core = EngineCore(scheduler, executor, setup.depth, clock=lambda: 0.0)

@@ -256,7 +256,8 @@ def test_async_cancellation_frees_the_pages(path: str) -> None:
             early = asyncio.create_task(llm.generate("c", LONG))
             await asyncio.sleep(0)  # the call has begun to tokenize, on a worker thread
             early.cancel()
-            await asyncio.sleep(0.05)
+            while llm.engine.client.num_unfinished != 3 or llm.stats().requests_aborted != 1:
+                await asyncio.sleep(0.001)
             for task in calls:
                 task.cancel()
             for task in (*calls, early):

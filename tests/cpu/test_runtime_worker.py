@@ -158,7 +158,6 @@ def test_a_poisoned_request_fails_alone_and_may_run_on_until_it_is_ended() -> No
     assert result.logprobs[0] is None
     assert result.logprobs[1] is not None
     assert result.errors[1] is None
-    assert "request 100" in str(result.errors[0])
     assert "NaN" in str(result.errors[0])
     again = worker.run(StepPlan(2, (entry(0, 2, 1), entry(1, 10, 1))))
     assert again.tokens[1] == expected(PROMPT, 2)[1]

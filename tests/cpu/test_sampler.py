@@ -328,8 +328,7 @@ def test_forbidding_everything_fails_that_row_only(temperature: float) -> None:
     tokens, faults = run(torch.arange(8.0).expand(3, -1), [forbid, other, waits])
     assert faults == [Fault.NOTHING_LEFT, Fault.NONE, Fault.NOTHING_LEFT]
     assert tokens[1] == 6
-    assert "forbid" in Fault(faults[0]).message(3)
-    assert "request 3" in Fault(faults[0]).message(3)
+    assert "forbid" in Fault(faults[0]).message()
 
 
 def test_ids_beyond_the_head_change_nothing() -> None:

@@ -49,15 +49,19 @@ def test_a_gguf_file_of_another_name_is_recognised(tmp_path: Path, tiny_gguf: Ma
     assert open_checkpoint(tmp_path / "weights").format == "gguf"
 
 
-@pytest.mark.parametrize("model", ["nowhere", "./a/b", "/nowhere/at/all", "a/b.gguf", "a/b/c", "", "-m"])
+@pytest.mark.parametrize("model", ["nowhere", "./a/b", "/nowhere/at/all", "a/b.gguf", "a/b/c", "-m"])
 def test_what_is_neither_path_nor_hub_id_is_refused(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if model:
-        assert f"{model}: there is no such file or folder" in refused(lambda: resolve_model(model))
-    else:
-        assert resolve_model(model) == Path()  # the current folder
+    assert f"{model}: there is no such file or folder" in refused(lambda: resolve_model(model))
+
+
+@pytest.mark.parametrize("model", ["", " ", "x\0y", "~nobody-of-this-name/m", "x" * 5000])
+def test_what_cannot_be_a_path_is_one_line(model: str) -> None:
+    with pytest.raises(CheckpointError, match="give a model folder, a GGUF file or a hub id") as caught:
+        resolve_model(model)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_in_a_folder_that_exists_is_no_hub_id(
