@@ -314,7 +314,8 @@ def roofline(title: str, bench: CpuBench, rates: MachineRates, rows: Sequence[Ro
     """The rows as a plot; the roof in use is the last."""
     used = rates.flops_per_s(bench.choice.dtype, bench.isa)
     all_roofs = {
-        "float32": rates.f32_flops_per_s,
+        "float32, 256 bits": rates.f32_flops_per_s,
+        "float32, 512 bits": rates.f32_wide_flops_per_s,
         "bfloat16 dots": rates.bf16_dot_flops_per_s,
         "bfloat16 tiles": rates.bf16_tile_flops_per_s,
     }
@@ -333,8 +334,8 @@ def notes(
     yield (
         f"Limits measured in this run, {rates.threads} threads: reading {rates.read_bytes_per_s / 1e9:.1f} GB/s; "
         f"{bench.choice.dtype} products for {bench.isa} {flops / 1e9:,.0f} GFLOP/s (float32 "
-        f"{rates.f32_flops_per_s / 1e9:,.0f}, bfloat16 dots {rates.bf16_dot_flops_per_s / 1e9:,.0f}, tiles "
-        f"{rates.bf16_tile_flops_per_s / 1e9:,.0f})."
+        f"{rates.f32_flops_per_s / 1e9:,.0f} at 256 and {rates.f32_wide_flops_per_s / 1e9:,.0f} at 512 bits, "
+        f"bfloat16 dots {rates.bf16_dot_flops_per_s / 1e9:,.0f}, tiles {rates.bf16_tile_flops_per_s / 1e9:,.0f})."
     )
     yield "Counted: the body's linears for every token, the head for every row of logits, attention; weights, KV."
     for batch, milliseconds in python_ms.items():

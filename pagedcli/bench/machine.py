@@ -26,7 +26,8 @@ class MachineRates:
     Attributes:
         threads: Threads at work.
         read_bytes_per_s: Reading memory that no cache holds.
-        f32_flops_per_s: Float32 multiply-adds out of registers.
+        f32_flops_per_s: Float32 multiply-adds out of registers of 256 bits (AVX2).
+        f32_wide_flops_per_s: The same, of 512 bits.
         bf16_dot_flops_per_s: Dot products of bfloat16 pairs in vector registers.
         bf16_tile_flops_per_s: Products of bfloat16 tiles (AMX).
     """
@@ -34,16 +35,20 @@ class MachineRates:
     threads: int
     read_bytes_per_s: float
     f32_flops_per_s: float
+    f32_wide_flops_per_s: float
     bf16_dot_flops_per_s: float
     bf16_tile_flops_per_s: float
 
     def flops_per_s(self, dtype: str, isa: str) -> float:
-        """The rate that a variant of the kernels could reach: without bfloat16 instructions, that of float32."""
-        if dtype == "bfloat16" and isa == "amx" and self.bf16_tile_flops_per_s:
-            return self.bf16_tile_flops_per_s
-        if dtype == "bfloat16" and isa in ("amx", "avx512bf16") and self.bf16_dot_flops_per_s:
-            return max(self.bf16_dot_flops_per_s, self.f32_flops_per_s)
-        return self.f32_flops_per_s
+        """The rate that a variant of the kernels could reach: the fastest of the instructions that it may use."""
+        usable = [self.f32_flops_per_s]
+        if isa in ("amx", "avx512bf16", "avx512"):
+            usable.append(self.f32_wide_flops_per_s)
+        if dtype == "bfloat16" and isa in ("amx", "avx512bf16"):
+            usable.append(self.bf16_dot_flops_per_s)
+        if dtype == "bfloat16" and isa == "amx":
+            usable.append(self.bf16_tile_flops_per_s)
+        return max(usable)
 
 
 def measure_machine(threads: int, megabytes: int = 1024) -> MachineRates:
