@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check bench bench-cpu clean
+.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check bench bench-cpu native native-bench native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -62,6 +62,24 @@ bench: $(STAMP)  ## batching and KV allocation compared on the real model; write
 bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
 	mkdir -p build
 	$(BIN)/python -m pagedcli.bench.cpu --peers ../shared/peers --json build/bench-cpu.json --roofline build/roofline.svg
+
+native:          ## build the CPU kernels into the source tree, for work on them (needs cmake, ninja, a C++20 compiler)
+	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) > /dev/null
+	cmake --build build/native --target paged_native_inplace
+
+native-bench: $(STAMP)  ## the kernels alone on models' shapes, beside the machine's limits
+	$(BIN)/python -m paged_kernels.bench
+
+native-sanitize: ## the kernels and their threads under the address and undefined behaviour sanitizers, without Python
+	cmake -S . -B build/sanitize -G Ninja -DPAGED_CHECK=ON -DPAGED_SANITIZE=address,undefined > /dev/null
+	cmake --build build/sanitize
+	build/sanitize/paged_check build/sanitize/_cpu_*.so
+
+native-arm:      ## the kernels cross-compiled for 64-bit Arm and checked under qemu-user
+	cmake -S . -B build/arm -G Ninja -DPAGED_CHECK=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
+	cmake --build build/arm
+	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/paged_check build/arm/_cpu_neon.so build/arm/_cpu_portable.so
 
 clean:
 	rm -rf $(VENV) $(VENV)-core build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

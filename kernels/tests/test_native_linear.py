@@ -64,6 +64,25 @@ def test_linear(isa: str, dtype: str, rows: int, depth: int, outputs: int, with_
 
 @isas
 @dtypes
+@pytest.mark.parametrize("outputs", [15, 96])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_residual_is_added_before_the_only_rounding(isa: str, dtype: str, outputs: int, in_place: bool) -> None:
+    x, weight = random((37, 50), dtype, 1), random((outputs, 50), dtype, 2)
+    added, bias = random((37, outputs), dtype, 3), random((outputs,), "float32", 4)
+    want, terms = sums(x, weight, bias)
+    residual = Guarded(37, outputs, dtype, stride=outputs + 7).write(added)
+    out = residual if in_place else Guarded(37, outputs, dtype, stride=outputs + 2)
+    call(
+        isa, "linear", "PagedLinear", x=Guarded(*x.shape, dtype).write(x), weight=packed(isa, weight, dtype),
+        bias=bias, residual=residual, out=out, rows=37, in_features=50, out_features=outputs, x_stride=50,
+        residual_stride=residual.stride, out_stride=out.stride, dtype=dtype_code(dtype),
+        out_dtype=dtype_code(dtype),
+    )  # fmt: skip
+    assert_close(out.read(), want + added, dtype, terms + np.abs(added), steps=52)
+
+
+@isas
+@dtypes
 @pytest.mark.parametrize("activation", [0, 1, 2])
 def test_gate_and_up_in_one_pass(isa: str, dtype: str, activation: int) -> None:
     x, weight = random((19, 50), dtype, 1), random((96, 50), dtype, 2, scale=0.3)

@@ -47,8 +47,9 @@ typedef struct PagedLinear {
     const void *x;        /* [rows, in_features] */
     const void *weight;   /* packed [out_features, in_features] of dtype */
     const float *bias;    /* [out_features] or null */
+    const void *residual; /* [rows, out_features] of out_dtype or null; may be out; not with gated */
     void *out;            /* [rows, out_features] of out_dtype; gated: [rows, out_features / 2] */
-    int64_t rows, in_features, out_features, x_stride, out_stride;
+    int64_t rows, in_features, out_features, x_stride, residual_stride, out_stride;
     int32_t dtype;
     int32_t out_dtype;    /* dtype, or PAGED_F32 */
     int32_t gated;        /* 1: out = activation(first half of the outputs) * second half; out_features % 32 == 0 */

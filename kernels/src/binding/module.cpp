@@ -63,8 +63,10 @@ const float* floats_of(PyObject* object, int64_t count, const char* name) {
         return nullptr;
     }
     Memory& memory = memory_of(object);
-    require(static_cast<int64_t>(memory.size()) >= 4 * count,
-            std::string(name) + " has " + std::to_string(memory.size()) + " bytes, expected " + std::to_string(4 * count));
+    require(
+        static_cast<int64_t>(memory.size()) >= 4 * count,
+        std::string(name) + " has " + std::to_string(memory.size()) + " bytes, expected " + std::to_string(4 * count)
+    );
     return reinterpret_cast<const float*>(memory.data());
 }
 
@@ -122,7 +124,9 @@ PyObject* runtime_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
 
 PyObject* runtime_isa(PyObject* self, void*) { return PyUnicode_FromString(self_of<RuntimeObject>(self).table->isa); }
 
-PyObject* runtime_threads(PyObject* self, void*) { return PyLong_FromLong(self_of<RuntimeObject>(self).pool.threads()); }
+PyObject* runtime_threads(PyObject* self, void*) {
+    return PyLong_FromLong(self_of<RuntimeObject>(self).pool.threads());
+}
 
 PyObject* bind_caller(PyObject* self, PyObject* const*, Py_ssize_t) {
     self_of<RuntimeObject>(self).pool.bind_caller();
@@ -155,11 +159,15 @@ PyObject* pack(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     require(params.rows >= 0 && params.row_offset >= 0 && params.in_features >= 1, "negative sizes");
     const int64_t needed = round_up(params.row_offset + params.rows, PAGED_BLOCK_N) *
                            round_up(params.in_features, PAGED_BLOCK_K) * (params.dtype == PAGED_F32 ? 4 : 2);
-    require(static_cast<int64_t>(packed.size()) >= needed,
-            "the packed weight has " + std::to_string(packed.size()) + " bytes, " + std::to_string(needed) + " are needed");
+    require(
+        static_cast<int64_t>(packed.size()) >= needed,
+        "the packed weight has " + std::to_string(packed.size()) + " bytes, " + std::to_string(needed) + " are needed"
+    );
     const int64_t stored = params.rows * params.in_features * stored_bytes(params.source_dtype);
-    require(source.bytes() == stored,
-            "the stored tensor has " + std::to_string(source.bytes()) + " bytes, expected " + std::to_string(stored));
+    require(
+        source.bytes() == stored,
+        "the stored tensor has " + std::to_string(source.bytes()) + " bytes, expected " + std::to_string(stored)
+    );
     RuntimeObject& runtime = self_of<RuntimeObject>(self);
     const Busy busy(runtime);
     const WithoutGil unlocked;
@@ -176,11 +184,14 @@ PyObject* copy_blocks(PyObject* self, PyObject* const* values, Py_ssize_t count)
     copies.contiguous("copies");
     const int64_t* pairs = copies.data<int64_t>();
     const int64_t num_copies = copies.count() / 2;
-    require(planes >= 0 && blocks >= 0 && bytes >= 0 && planes * blocks * bytes <= static_cast<int64_t>(pool.size()),
-            "the pool has " + std::to_string(pool.size()) + " bytes, fewer than its blocks");
+    require(
+        planes >= 0 && blocks >= 0 && bytes >= 0 && planes * blocks * bytes <= static_cast<int64_t>(pool.size()),
+        "the pool has " + std::to_string(pool.size()) + " bytes, fewer than its blocks"
+    );
     for (int64_t i = 0; i < 2 * num_copies; i++) {
-        require(pairs[i] >= 0 && pairs[i] < blocks,
-                "block " + std::to_string(pairs[i]) + " of " + std::to_string(blocks));
+        require(
+            pairs[i] >= 0 && pairs[i] < blocks, "block " + std::to_string(pairs[i]) + " of " + std::to_string(blocks)
+        );
     }
     const Busy busy(self_of<RuntimeObject>(self));
     const WithoutGil unlocked;
@@ -209,8 +220,10 @@ LogitRows logit_rows(const View& view) {
 }
 
 void check_vocabulary(int64_t size) {
-    require(size >= 1 && size <= PAGED_MAX_VOCABULARY,
-            "a vocabulary of " + std::to_string(size) + " tokens: from 1 to " + std::to_string(PAGED_MAX_VOCABULARY));
+    require(
+        size >= 1 && size <= PAGED_MAX_VOCABULARY,
+        "a vocabulary of " + std::to_string(size) + " tokens: from 1 to " + std::to_string(PAGED_MAX_VOCABULARY)
+    );
 }
 
 // logits, rows, tokens, faults, logprobs, ranks, top_ids, top
@@ -225,7 +238,10 @@ PyObject* sample(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     View tokens(arguments.object(2), 8, "tokens", true), faults(arguments.object(3), 8, "faults", true);
     View logprobs(arguments.object(4), 8, "logprobs", true), ranks(arguments.object(5), 8, "ranks", true);
     View top_ids(arguments.object(6), 8, "top_ids", true), top(arguments.object(7), 8, "top", true);
-    require(top_ids.dimensions() == 2 && top.dimensions() == 2 && top_ids.size(1) == top.size(1), "top_ids and top are [rows, max_top]");
+    require(
+        top_ids.dimensions() == 2 && top.dimensions() == 2 && top_ids.size(1) == top.size(1),
+        "top_ids and top are [rows, max_top]"
+    );
     PagedSample params{};
     params.logits = from.data;
     params.rows = rows.data<PagedSampleRow>();
@@ -241,10 +257,14 @@ PyObject* sample(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     params.top = top.contiguous("top").at_least(num_rows * params.max_top, "top").data<double>();
     for (int64_t i = 0; i < num_rows; i++) {
         const PagedSampleRow& row = params.rows[i];
-        require(row.logit_row >= 0 && row.logit_row < from.rows,
-                "row " + std::to_string(row.logit_row) + " of " + std::to_string(from.rows) + " rows of logits");
-        require(row.num_top <= params.max_top,
-                std::to_string(row.num_top) + " alternatives, the output holds " + std::to_string(params.max_top));
+        require(
+            row.logit_row >= 0 && row.logit_row < from.rows,
+            "row " + std::to_string(row.logit_row) + " of " + std::to_string(from.rows) + " rows of logits"
+        );
+        require(
+            row.num_top <= params.max_top,
+            std::to_string(row.num_top) + " alternatives, the output holds " + std::to_string(params.max_top)
+        );
     }
     RuntimeObject& runtime = self_of<RuntimeObject>(self);
     const Busy busy(runtime);
@@ -264,7 +284,10 @@ PyObject* logprobs(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     View out(arguments.object(4), 8, "logprobs", true), ranks(arguments.object(5), 8, "ranks", true);
     View top_ids(arguments.object(6), 8, "top_ids", true), top(arguments.object(7), 8, "top", true);
     const int64_t num_rows = rows.count();
-    require(top_ids.dimensions() == 2 && top.dimensions() == 2 && top_ids.size(1) == top.size(1), "top_ids and top are [rows, max_top]");
+    require(
+        top_ids.dimensions() == 2 && top.dimensions() == 2 && top_ids.size(1) == top.size(1),
+        "top_ids and top are [rows, max_top]"
+    );
     PagedLogprobs params{};
     params.logits = from.data;
     params.logit_rows = rows.contiguous("logit_rows").data<int64_t>();
@@ -279,12 +302,18 @@ PyObject* logprobs(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     params.top_ids = top_ids.contiguous("top_ids").at_least(num_rows * params.max_top, "top_ids").data<int64_t>();
     params.top = top.contiguous("top").at_least(num_rows * params.max_top, "top").data<double>();
     for (int64_t i = 0; i < num_rows; i++) {
-        require(params.logit_rows[i] >= 0 && params.logit_rows[i] < from.rows,
-                "row " + std::to_string(params.logit_rows[i]) + " of " + std::to_string(from.rows) + " rows of logits");
-        require(params.tokens[i] >= 0 && params.tokens[i] < from.columns,
-                "token id " + std::to_string(params.tokens[i]) + " of a vocabulary of " + std::to_string(from.columns));
-        require(params.num_top[i] <= params.max_top,
-                std::to_string(params.num_top[i]) + " alternatives, the output holds " + std::to_string(params.max_top));
+        require(
+            params.logit_rows[i] >= 0 && params.logit_rows[i] < from.rows,
+            "row " + std::to_string(params.logit_rows[i]) + " of " + std::to_string(from.rows) + " rows of logits"
+        );
+        require(
+            params.tokens[i] >= 0 && params.tokens[i] < from.columns,
+            "token id " + std::to_string(params.tokens[i]) + " of a vocabulary of " + std::to_string(from.columns)
+        );
+        require(
+            params.num_top[i] <= params.max_top,
+            std::to_string(params.num_top[i]) + " alternatives, the output holds " + std::to_string(params.max_top)
+        );
     }
     RuntimeObject& runtime = self_of<RuntimeObject>(self);
     const Busy busy(runtime);
@@ -322,9 +351,11 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     View params(arguments.object(1), 0, "params");
     for (const NamedKernel& known : kernels) {
         if (std::strcmp(known.name, text) == 0) {
-            require(params.bytes() == static_cast<int64_t>(known.params_bytes),
-                    "the parameters have " + std::to_string(params.bytes()) + " bytes, expected " +
-                        std::to_string(known.params_bytes));
+            require(
+                params.bytes() == static_cast<int64_t>(known.params_bytes),
+                "the parameters have " + std::to_string(params.bytes()) + " bytes, expected " +
+                    std::to_string(known.params_bytes)
+            );
             RuntimeObject& runtime = self_of<RuntimeObject>(self);
             const Busy busy(runtime);
             const WithoutGil unlocked;
@@ -346,7 +377,10 @@ struct ProgramObject {
 
     ProgramObject(PyObject* runtime_object, int32_t dtype, int64_t block_size)
         : runtime(Py_NewRef(runtime_object)),
-          program(*self_of<RuntimeObject>(runtime_object).table, self_of<RuntimeObject>(runtime_object).pool, dtype, block_size) {}
+          program(
+              *self_of<RuntimeObject>(runtime_object).table, self_of<RuntimeObject>(runtime_object).pool, dtype,
+              block_size
+          ) {}
     ~ProgramObject() {
         for (PyObject* object : kept) {
             Py_DECREF(object);
@@ -379,8 +413,9 @@ PyObject* record_embedding(PyObject* self, PyObject* const* values, Py_ssize_t c
     ProgramObject& object = recording(self);
     const Memory& table = memory_of(arguments.object(0));
     object.keep(arguments.object(0));
-    return PyLong_FromLong(
-        object.program.embedding(table.data(), static_cast<int64_t>(table.size()), arguments.integer(1), arguments.integer(2)));
+    return PyLong_FromLong(object.program.embedding(
+        table.data(), static_cast<int64_t>(table.size()), arguments.integer(1), arguments.integer(2)
+    ));
 }
 
 // x, residual, weight, eps
@@ -416,13 +451,16 @@ Heads heads_of(const Arguments& arguments, Py_ssize_t first) {
     return {arguments.integer(first), arguments.integer(first + 1), arguments.integer(first + 2)};
 }
 
-// kv, key_offset, value_offset, from argument `first` on; keys and values are planes of as many whole blocks as fit between.
+// kv, key_offset, value_offset, from argument `first` on; keys and values are planes of as many whole blocks as fit
+// between.
 Cache cache_of(ProgramObject& object, const Arguments& arguments, Py_ssize_t first) {
     const Memory& pool = memory_of(arguments.object(first));
     const int64_t key = arguments.integer(first + 1), value = arguments.integer(first + 2);
     const int64_t plane = value - key;
-    require(key >= 0 && plane > 0 && value + plane <= static_cast<int64_t>(pool.size()),
-            "keys and values do not lie within the pool of " + std::to_string(pool.size()) + " bytes");
+    require(
+        key >= 0 && plane > 0 && value + plane <= static_cast<int64_t>(pool.size()),
+        "keys and values do not lie within the pool of " + std::to_string(pool.size()) + " bytes"
+    );
     object.keep(arguments.object(first));
     return {pool.data() + key, pool.data() + value, plane, 0};
 }
@@ -435,7 +473,10 @@ PyObject* record_rope(PyObject* self, PyObject* const* values, Py_ssize_t count)
     const int64_t half = heads.head_dim / 2;
     require(half >= 1, "head_dim is " + std::to_string(heads.head_dim) + ": an even number");
     const Memory &cos = memory_of(arguments.object(4)), &sin = memory_of(arguments.object(5));
-    require(cos.size() == sin.size() && cos.size() % static_cast<size_t>(4 * half) == 0, "cos and sin are [positions, head_dim / 2]");
+    require(
+        cos.size() == sin.size() && cos.size() % static_cast<size_t>(4 * half) == 0,
+        "cos and sin are [positions, head_dim / 2]"
+    );
     Op angles{OpKind::rope};
     angles.cos = reinterpret_cast<const float*>(cos.data());
     angles.sin = reinterpret_cast<const float*>(sin.data());
@@ -464,15 +505,17 @@ PyObject* record_attention(PyObject* self, PyObject* const* values, Py_ssize_t c
 // gate_up, activation
 PyObject* record_gated(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     const Arguments arguments(values, count, 2);
-    return PyLong_FromLong(recording(self).program.gated(
-        static_cast<int>(arguments.integer(0)), static_cast<int>(arguments.integer(1))));
+    return PyLong_FromLong(
+        recording(self).program.gated(static_cast<int>(arguments.integer(0)), static_cast<int>(arguments.integer(1)))
+    );
 }
 
 // x, residual
 PyObject* record_add(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     const Arguments arguments(values, count, 2);
-    return PyLong_FromLong(recording(self).program.add(
-        static_cast<int>(arguments.integer(0)), static_cast<int>(arguments.integer(1))));
+    return PyLong_FromLong(
+        recording(self).program.add(static_cast<int>(arguments.integer(0)), static_cast<int>(arguments.integer(1)))
+    );
 }
 
 // x
@@ -492,17 +535,22 @@ PyObject* record_finish(PyObject* self, PyObject* const* values, Py_ssize_t coun
 class Step {
 public:
     explicit Step(const Arguments& arguments)
-        : token_ids_(arguments.object(0), 8, "token_ids"), positions_(arguments.object(1), 8, "positions"),
-          slots_(arguments.object(2), 8, "slot_mapping"), starts_(arguments.object(3), 4, "query_start"),
-          lens_(arguments.object(4), 4, "seq_lens"), tables_(arguments.object(5), 4, "block_table"),
+        : token_ids_(arguments.object(0), 8, "token_ids"),
+          positions_(arguments.object(1), 8, "positions"),
+          slots_(arguments.object(2), 8, "slot_mapping"),
+          starts_(arguments.object(3), 4, "query_start"),
+          lens_(arguments.object(4), 4, "seq_lens"),
+          tables_(arguments.object(5), 4, "block_table"),
           logit_rows_(arguments.object(6), 8, "logit_rows") {
         batch.num_tokens = token_ids_.count();
         batch.num_seqs = lens_.count();
         batch.num_logit_rows = logit_rows_.count();
         batch.token_ids = token_ids_.contiguous("token_ids").data<int64_t>();
         batch.positions = positions_.contiguous("positions").at_least(batch.num_tokens, "positions").data<int64_t>();
-        batch.slot_mapping = slots_.contiguous("slot_mapping").at_least(batch.num_tokens, "slot_mapping").data<int64_t>();
-        batch.query_start = starts_.contiguous("query_start").at_least(batch.num_seqs + 1, "query_start").data<int32_t>();
+        batch.slot_mapping =
+            slots_.contiguous("slot_mapping").at_least(batch.num_tokens, "slot_mapping").data<int64_t>();
+        batch.query_start =
+            starts_.contiguous("query_start").at_least(batch.num_seqs + 1, "query_start").data<int32_t>();
         batch.seq_lens = lens_.contiguous("seq_lens").data<int32_t>();
         require(tables_.dimensions() == 2 && tables_.size(0) >= batch.num_seqs, "block_table is [sequences, blocks]");
         batch.block_table = tables_.contiguous("block_table").data<int32_t>();
@@ -664,18 +712,24 @@ PyTypeObject* make_type(const char* name, int size, PyType_Slot* slots) {
 
 void add_types(PyObject* module) {
     PyType_Slot buffer_slots[] = {
-        {Py_tp_new, slot(buffer_new)},         {Py_tp_dealloc, slot(deallocate<BufferObject>)},
-        {Py_tp_getset, buffer_members},        {Py_bf_getbuffer, slot(buffer_view)},
+        {Py_tp_new, slot(buffer_new)},
+        {Py_tp_dealloc, slot(deallocate<BufferObject>)},
+        {Py_tp_getset, buffer_members},
+        {Py_bf_getbuffer, slot(buffer_view)},
         {0, nullptr},
     };
     PyType_Slot runtime_slots[] = {
-        {Py_tp_new, slot(runtime_new)},   {Py_tp_dealloc, slot(deallocate<RuntimeObject>)},
-        {Py_tp_methods, runtime_methods}, {Py_tp_getset, runtime_members},
+        {Py_tp_new, slot(runtime_new)},
+        {Py_tp_dealloc, slot(deallocate<RuntimeObject>)},
+        {Py_tp_methods, runtime_methods},
+        {Py_tp_getset, runtime_members},
         {0, nullptr},
     };
     PyType_Slot program_slots[] = {
-        {Py_tp_new, slot(program_new)},       {Py_tp_dealloc, slot(deallocate<ProgramObject>)},
-        {Py_tp_methods, program_methods},     {Py_bf_getbuffer, slot(program_view)},
+        {Py_tp_new, slot(program_new)},
+        {Py_tp_dealloc, slot(deallocate<ProgramObject>)},
+        {Py_tp_methods, program_methods},
+        {Py_bf_getbuffer, slot(program_view)},
         {Py_bf_releasebuffer, slot(program_release)},
         {0, nullptr},
     };
@@ -683,10 +737,11 @@ void add_types(PyObject* module) {
     runtime_type = make_type("paged_kernels._native.Runtime", sizeof(Instance<RuntimeObject>), runtime_slots);
     program_type = make_type("paged_kernels._native.Program", sizeof(Instance<ProgramObject>), program_slots);
     error_type = checked(PyErr_NewException("paged_kernels._native.Error", PyExc_ValueError, nullptr));
-    for (auto [name, object] : {std::pair<const char*, PyObject*>{"Buffer", reinterpret_cast<PyObject*>(buffer_type)},
-                                {"Runtime", reinterpret_cast<PyObject*>(runtime_type)},
-                                {"Program", reinterpret_cast<PyObject*>(program_type)},
-                                {"Error", error_type}}) {
+    for (auto [name, object] :
+         {std::pair<const char*, PyObject*>{"Buffer", reinterpret_cast<PyObject*>(buffer_type)},
+          {"Runtime", reinterpret_cast<PyObject*>(runtime_type)},
+          {"Program", reinterpret_cast<PyObject*>(program_type)},
+          {"Error", error_type}}) {
         if (PyModule_AddObjectRef(module, name, object) < 0) {
             throw PythonError{};
         }

@@ -127,8 +127,10 @@ public:
     }
 
     View& at_least(int64_t wanted, const char* name) {
-        require(count() >= wanted, std::string(name) + " has " + std::to_string(count()) + " elements, at least " +
-                                       std::to_string(wanted) + " are needed");
+        require(
+            count() >= wanted, std::string(name) + " has " + std::to_string(count()) + " elements, at least " +
+                                   std::to_string(wanted) + " are needed"
+        );
         return *this;
     }
 
@@ -139,8 +141,7 @@ private:
 // Memory of an instance beyond the object's head. Limited API: no basicsize arithmetic by hand.
 template <class T>
 struct Instance {
-    PyObject_HEAD
-    T* self;
+    PyObject_HEAD T* self;
 };
 
 template <class T>

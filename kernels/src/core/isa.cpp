@@ -49,7 +49,8 @@ bool supported(const std::string& isa) {
     if (isa == "avx512") {
         return avx2 && has_avx512();
     }
-    const bool bf16 = avx2 && has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    const bool bf16 =
+        avx2 && has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
     if (isa == "avx512bf16") {
         return bf16;
     }
@@ -77,8 +78,10 @@ const std::vector<std::string>& known() {
 
 std::string folder() {
     Dl_info info;
-    require(dladdr(reinterpret_cast<void*>(&folder), &info) != 0 && info.dli_fname != nullptr,
-            "the folder of the native kernels cannot be found");
+    require(
+        dladdr(reinterpret_cast<void*>(&folder), &info) != 0 && info.dli_fname != nullptr,
+        "the folder of the native kernels cannot be found"
+    );
     std::string path = info.dli_fname;
     const size_t slash = path.rfind('/');
     return slash == std::string::npos ? "." : path.substr(0, slash);
@@ -112,8 +115,10 @@ std::string choose(std::string isa) {
             return isa;
         }
     }
-    throw Error((from_environment ? "PAGED_CPU_ISA is '" : "the instruction set is '") + isa +
-                "': this machine and build run " + joined(available));
+    throw Error(
+        (from_environment ? "PAGED_CPU_ISA is '" : "the instruction set is '") + isa +
+        "': this machine and build run " + joined(available)
+    );
 }
 
 }  // namespace
@@ -135,9 +140,11 @@ const PagedTable* load_table(std::string isa) {
     auto function = reinterpret_cast<PagedTableFunction>(dlsym(handle, "paged_cpu_table"));
     require(function != nullptr, path + " is no library of CPU kernels");
     const PagedTable* table = function();
-    require(table->abi_version == PAGED_ABI_VERSION,
-            path + " has ABI version " + std::to_string(table->abi_version) + ", expected " +
-                std::to_string(PAGED_ABI_VERSION) + ": build the kernels again");
+    require(
+        table->abi_version == PAGED_ABI_VERSION, path + " has ABI version " + std::to_string(table->abi_version) +
+                                                     ", expected " + std::to_string(PAGED_ABI_VERSION) +
+                                                     ": build the kernels again"
+    );
     return table;
 }
 

@@ -121,9 +121,11 @@ void Pool::lay_out(const Call* calls, int64_t count, uint64_t epoch) {
         require(items >= 0 && static_cast<uint64_t>(items) < FIELD, "a call has " + std::to_string(items) + " items");
         for (int thread = 0; thread < threads_; thread++) {
             const int64_t first = items * thread / threads_, last = items * (thread + 1) / threads_;
-            range(index, thread).word.store(
-                range_word(epoch, static_cast<uint64_t>(first), static_cast<uint64_t>(last)), std::memory_order_relaxed
-            );
+            range(index, thread)
+                .word.store(
+                    range_word(epoch, static_cast<uint64_t>(first), static_cast<uint64_t>(last)),
+                    std::memory_order_relaxed
+                );
         }
         progress_[index].grain.store(call.kernel->grain(call.params), std::memory_order_relaxed);
         progress_[index].word.store(progress_word(epoch, static_cast<uint64_t>(items)), std::memory_order_release);

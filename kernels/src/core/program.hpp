@@ -73,7 +73,9 @@ public:
     int embedding(const void* table, int64_t table_bytes, int64_t vocab_size, int64_t hidden_size);
     // Without a residual (-1) there is no sum (-1).
     std::pair<int, int> norm(int x, int residual, const float* weight, int64_t weight_size, float eps);
-    int linear(int x, const void* weight, int64_t weight_bytes, int64_t out_features, const float* bias, bool float32_out);
+    int linear(
+        int x, const void* weight, int64_t weight_bytes, int64_t out_features, const float* bias, bool float32_out
+    );
     int rope(int qkv, const Heads& heads, const Op& angles, const Cache& cache);
     int attention(int q, const Heads& heads, float scale, int64_t window, const Cache& cache);
     int gated(int gate_up, int activation);
@@ -120,7 +122,9 @@ private:
     void check_packed(int64_t bytes, int64_t out_features, int64_t in_features) const;
     Cache whole_blocks(const Cache& cache, const Heads& heads) const;
     int new_value(int64_t features, int32_t dtype, bool per_logit_row);
+    std::vector<int> uses() const;
     void fuse_gated();
+    void fuse_residual();
     void drop_unused();
     void assign_slots();
     void assign_op(size_t index, const std::vector<size_t>& last_use, std::vector<int>& free);

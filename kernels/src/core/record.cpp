@@ -36,19 +36,28 @@ int Program::new_value(int64_t features, int32_t dtype, bool per_logit_row) {
 }
 
 void Program::check_packed(int64_t bytes, int64_t out_features, int64_t in_features) const {
-    const int64_t expected = round_up(out_features, PAGED_BLOCK_N) * round_up(in_features, PAGED_BLOCK_K) * item_bytes(dtype_);
-    require(bytes == expected, "a packed weight has " + text(bytes) + " bytes, expected " + text(expected) + " for " +
-                                   text(out_features) + " x " + text(in_features));
+    const int64_t expected =
+        round_up(out_features, PAGED_BLOCK_N) * round_up(in_features, PAGED_BLOCK_K) * item_bytes(dtype_);
+    require(
+        bytes == expected, "a packed weight has " + text(bytes) + " bytes, expected " + text(expected) + " for " +
+                               text(out_features) + " x " + text(in_features)
+    );
 }
 
 Cache Program::whole_blocks(const Cache& cache, const Heads& heads) const {
-    require(heads.head_dim >= 2 && heads.head_dim % 2 == 0 && heads.head_dim <= 1024,
-            "head_dim is " + text(heads.head_dim) + ": even, at most 1024");
-    require(heads.num_kv_heads >= 1 && heads.num_heads % heads.num_kv_heads == 0,
-            text(heads.num_heads) + " heads are no multiple of " + text(heads.num_kv_heads) + " key-value heads");
+    require(
+        heads.head_dim >= 2 && heads.head_dim % 2 == 0 && heads.head_dim <= 1024,
+        "head_dim is " + text(heads.head_dim) + ": even, at most 1024"
+    );
+    require(
+        heads.num_kv_heads >= 1 && heads.num_heads % heads.num_kv_heads == 0,
+        text(heads.num_heads) + " heads are no multiple of " + text(heads.num_kv_heads) + " key-value heads"
+    );
     const int64_t block_bytes = heads.num_kv_heads * block_size_ * heads.head_dim * item_bytes(dtype_);
-    require(cache.plane_bytes % block_bytes == 0,
-            "the keys' " + text(cache.plane_bytes) + " bytes are no whole blocks of " + text(block_bytes));
+    require(
+        cache.plane_bytes % block_bytes == 0,
+        "the keys' " + text(cache.plane_bytes) + " bytes are no whole blocks of " + text(block_bytes)
+    );
     return {cache.key, cache.value, cache.plane_bytes, cache.plane_bytes / block_bytes};
 }
 
@@ -64,8 +73,10 @@ int Program::embedding(const void* table, int64_t table_bytes, int64_t vocab_siz
 
 std::pair<int, int> Program::norm(int x, int residual, const float* weight, int64_t weight_size, float eps) {
     const Value value = at(x);
-    require(value.features == weight_size,
-            "a norm's weight has " + text(weight_size) + " elements, its input " + text(value.features) + " features");
+    require(
+        value.features == weight_size,
+        "a norm's weight has " + text(weight_size) + " elements, its input " + text(value.features) + " features"
+    );
     Op op{OpKind::norm};
     op.inputs[0] = x;
     op.weight = weight;
@@ -73,8 +84,10 @@ std::pair<int, int> Program::norm(int x, int residual, const float* weight, int6
     op.outputs[0] = new_value(value.features, dtype_, value.per_logit_row);
     if (residual >= 0) {
         const Value other = at(residual);
-        require(other.features == value.features && other.per_logit_row == value.per_logit_row,
-                "a norm's input and residual differ in shape");
+        require(
+            other.features == value.features && other.per_logit_row == value.per_logit_row,
+            "a norm's input and residual differ in shape"
+        );
         op.inputs[1] = residual;
         op.outputs[1] = new_value(value.features, dtype_, value.per_logit_row);
     }
@@ -114,8 +127,10 @@ int Program::rope(int qkv, const Heads& heads, const Op& angles, const Cache& ca
 int Program::attention(int q, const Heads& heads, float scale, int64_t window, const Cache& cache) {
     const Value value = at(q);
     const Cache blocks = whole_blocks(cache, heads);
-    require(value.features == heads.num_heads * heads.head_dim && !value.per_logit_row,
-            "q has " + text(value.features) + " features, expected " + text(heads.num_heads * heads.head_dim));
+    require(
+        value.features == heads.num_heads * heads.head_dim && !value.per_logit_row,
+        "q has " + text(value.features) + " features, expected " + text(heads.num_heads * heads.head_dim)
+    );
     require(heads.num_heads / heads.num_kv_heads <= 1024, "at most 1024 heads share a key-value head");
     Op op{OpKind::attention};
     op.inputs[0] = q;
@@ -141,7 +156,10 @@ int Program::gated(int gate_up, int activation) {
 
 int Program::add(int x, int residual) {
     const Value value = at(x), other = at(residual);
-    require(value.features == other.features && value.per_logit_row == other.per_logit_row, "the terms of a sum differ in shape");
+    require(
+        value.features == other.features && value.per_logit_row == other.per_logit_row,
+        "the terms of a sum differ in shape"
+    );
     Op op{OpKind::add};
     op.inputs[0] = x;
     op.inputs[1] = residual;
@@ -168,6 +186,7 @@ void Program::finish(int output, bool fuse) {
     drop_unused();
     if (fuse) {
         fuse_gated();
+        fuse_residual();
     }
     assign_slots();
 }
@@ -194,22 +213,28 @@ void Program::drop_unused() {
     ops_.assign(kept.rbegin(), kept.rend());
 }
 
-// linear + gated, where gate and up are whole blocks and nobody else reads the linear's output.
-void Program::fuse_gated() {
-    std::vector<int> uses(values_.size(), 0);
+// How often each value is read.
+std::vector<int> Program::uses() const {
+    std::vector<int> counts(values_.size(), 0);
     for (const Op& op : ops_) {
         for (int value : op.inputs) {
             if (value >= 0) {
-                uses[static_cast<size_t>(value)]++;
+                counts[static_cast<size_t>(value)]++;
             }
         }
     }
+    counts[static_cast<size_t>(output_)]++;
+    return counts;
+}
+
+// linear + gated, where gate and up are whole blocks and nobody else reads the linear's output.
+void Program::fuse_gated() {
+    const std::vector<int> counts = uses();
     std::vector<Op> fused;
     for (const Op& op : ops_) {
         Op* before = fused.empty() ? nullptr : &fused.back();
-        const bool fits = op.kind == OpKind::gated && before != nullptr && before->kind == OpKind::linear && !before->gated &&
-                          before->outputs[0] == op.inputs[0] && op.inputs[0] != output_ &&
-                          uses[static_cast<size_t>(op.inputs[0])] == 1 &&
+        const bool fits = op.kind == OpKind::gated && before != nullptr && before->kind == OpKind::linear &&
+                          before->outputs[0] == op.inputs[0] && counts[static_cast<size_t>(op.inputs[0])] == 1 &&
                           at(op.inputs[0]).features % (2 * PAGED_BLOCK_N) == 0 && at(op.inputs[0]).dtype == dtype_;
         if (fits) {
             before->gated = true;
@@ -220,6 +245,23 @@ void Program::fuse_gated() {
         }
     }
     ops_ = std::move(fused);
+}
+
+// linear + norm of the sum with a residual: the linear writes the sum, rounded once, and the norm reads only that.
+void Program::fuse_residual() {
+    const std::vector<int> counts = uses();
+    for (size_t index = 1; index < ops_.size(); index++) {
+        Op &before = ops_[index - 1], &op = ops_[index];
+        const bool fits = op.kind == OpKind::norm && op.inputs[1] >= 0 && before.kind == OpKind::linear &&
+                          !before.gated && before.outputs[0] == op.inputs[0] && op.inputs[1] != op.inputs[0] &&
+                          counts[static_cast<size_t>(op.inputs[0])] == 1 && at(op.inputs[0]).dtype == dtype_;
+        if (fits) {
+            before.inputs[1] = op.inputs[1];
+            before.outputs[0] = op.outputs[1];
+            op.inputs[0] = op.outputs[1];
+            op.inputs[1] = op.outputs[1] = -1;
+        }
+    }
 }
 
 void Program::assign_slots() {
@@ -241,8 +283,9 @@ void Program::assign_slots() {
 
 void Program::assign_op(size_t index, const std::vector<size_t>& last_use, std::vector<int>& free) {
     const Op& op = ops_[index];
-    // Ops that read a place before they write it may write over an input that dies here.
+    // What reads a place before it writes it may write over an input that dies here: norms, sums, a linear's residual.
     const bool in_place = op.kind == OpKind::norm || op.kind == OpKind::add;
+    const bool residual_in_place = op.kind == OpKind::linear && op.inputs[1] >= 0;
     auto release = [&](int value) {
         if (value >= 0 && last_use[static_cast<size_t>(value)] == index) {
             free.push_back(values_[static_cast<size_t>(value)].slot);
@@ -256,13 +299,17 @@ void Program::assign_op(size_t index, const std::vector<size_t>& last_use, std::
     };
     if (in_place) {
         release_inputs();
+    } else if (residual_in_place) {
+        release(op.inputs[1]);
     }
     for (int value : op.outputs) {
         if (value >= 0) {
             values_[static_cast<size_t>(value)].slot = take_slot(values_[static_cast<size_t>(value)], free);
         }
     }
-    if (!in_place) {
+    if (residual_in_place) {
+        release(op.inputs[0]);
+    } else if (!in_place) {
         release_inputs();
     }
     for (int value : op.outputs) {
@@ -275,7 +322,9 @@ void Program::assign_op(size_t index, const std::vector<size_t>& last_use, std::
 // The free slot that grows least, or a new one.
 int Program::take_slot(const Value& value, std::vector<int>& free) {
     const int64_t bytes = round_up(value.features, 32) * item_bytes(value.dtype);
-    auto row_bytes = [&](Slot& slot) -> int64_t& { return value.per_logit_row ? slot.logit_row_bytes : slot.token_row_bytes; };
+    auto row_bytes = [&](Slot& slot) -> int64_t& {
+        return value.per_logit_row ? slot.logit_row_bytes : slot.token_row_bytes;
+    };
     auto waste = [&](int slot) { return std::abs(row_bytes(slots_[static_cast<size_t>(slot)]) - bytes); };
     if (free.empty()) {
         slots_.emplace_back();
@@ -310,8 +359,6 @@ std::string Program::describe() const {
     return out.str();
 }
 
-int64_t Program::workspace_bytes() const {
-    return static_cast<int64_t>(workspace_.size() + partial_.size());
-}
+int64_t Program::workspace_bytes() const { return static_cast<int64_t>(workspace_.size() + partial_.size()); }
 
 }  // namespace paged

@@ -53,7 +53,9 @@ std::vector<std::pair<const char*, double>> Program::time_calls(const Batch& bat
     for (const Call& call : calls_) {
         const auto start = std::chrono::steady_clock::now();
         pool_.run(&call, 1);
-        times.emplace_back(name_of(call), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        times.emplace_back(
+            name_of(call), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()
+        );
     }
     return times;
 }
@@ -79,13 +81,17 @@ void Program::check(const Batch& batch) const {
     check_sequences(batch);
     for (int64_t i = 0; i < batch.num_logit_rows; i++) {
         const int64_t row = batch.logit_rows[i];
-        require(row >= 0 && row < batch.num_tokens, "a row of logits is " + text(row) + " of " + text(batch.num_tokens));
+        require(
+            row >= 0 && row < batch.num_tokens, "a row of logits is " + text(row) + " of " + text(batch.num_tokens)
+        );
     }
     for (const Op& op : ops_) {
         if (op.kind == OpKind::embedding) {
             for (int64_t row = 0; row < batch.num_tokens; row++) {
-                require(batch.token_ids[row] >= 0 && batch.token_ids[row] < op.size,
-                        "token id " + text(batch.token_ids[row]) + " of a vocabulary of " + text(op.size));
+                require(
+                    batch.token_ids[row] >= 0 && batch.token_ids[row] < op.size,
+                    "token id " + text(batch.token_ids[row]) + " of a vocabulary of " + text(op.size)
+                );
             }
         }
     }
@@ -96,10 +102,14 @@ void Program::check(const Batch& batch) const {
         blocks = op.cache.key != nullptr ? std::min(blocks, op.cache.num_blocks) : blocks;
     }
     for (int64_t row = 0; row < batch.num_tokens; row++) {
-        require(batch.positions[row] >= 0 && batch.positions[row] < positions,
-                "position " + text(batch.positions[row]) + " of " + text(positions));
-        require(batch.slot_mapping[row] >= 0 && batch.slot_mapping[row] / block_size_ < blocks,
-                "slot " + text(batch.slot_mapping[row]) + " of " + text(blocks) + " blocks of " + text(block_size_));
+        require(
+            batch.positions[row] >= 0 && batch.positions[row] < positions,
+            "position " + text(batch.positions[row]) + " of " + text(positions)
+        );
+        require(
+            batch.slot_mapping[row] >= 0 && batch.slot_mapping[row] / block_size_ < blocks,
+            "slot " + text(batch.slot_mapping[row]) + " of " + text(blocks) + " blocks of " + text(block_size_)
+        );
     }
     for (int64_t sequence = 0; sequence < batch.num_seqs && blocks != INT64_MAX; sequence++) {
         const int64_t used = (batch.seq_lens[sequence] + block_size_ - 1) / block_size_;
@@ -111,14 +121,18 @@ void Program::check(const Batch& batch) const {
 }
 
 void Program::check_sequences(const Batch& batch) const {
-    require(batch.query_start[0] == 0 && batch.query_start[batch.num_seqs] == batch.num_tokens,
-            "query_start does not span the step's " + text(batch.num_tokens) + " rows");
+    require(
+        batch.query_start[0] == 0 && batch.query_start[batch.num_seqs] == batch.num_tokens,
+        "query_start does not span the step's " + text(batch.num_tokens) + " rows"
+    );
     for (int64_t sequence = 0; sequence < batch.num_seqs; sequence++) {
         const int64_t rows = int64_t{batch.query_start[sequence + 1]} - batch.query_start[sequence];
         const int64_t length = batch.seq_lens[sequence], room = batch.table_stride * block_size_;
-        require(rows >= 1 && rows <= length && length <= room,
-                "sequence " + text(sequence) + " has " + text(rows) + " rows and " + text(length) + " tokens, its table holds " +
-                    text(room) + ": 1 <= rows <= tokens <= table is required");
+        require(
+            rows >= 1 && rows <= length && length <= room,
+            "sequence " + text(sequence) + " has " + text(rows) + " rows and " + text(length) +
+                " tokens, its table holds " + text(room) + ": 1 <= rows <= tokens <= table is required"
+        );
     }
 }
 
@@ -174,23 +188,54 @@ void Program::resolve_op(const Op& op, const Batch& batch) {
             break;
         case OpKind::norm:
             push(table_.norm).norm = {
-                data(in), other < 0 ? nullptr : data(other), static_cast<const float*>(op.weight), data(out),
-                other < 0 ? nullptr : data(sum), rows, at(in).features, stride(in), other < 0 ? 0 : stride(other),
-                stride(out), other < 0 ? 0 : stride(sum), op.number, dtype_,
+                data(in),
+                other < 0 ? nullptr : data(other),
+                static_cast<const float*>(op.weight),
+                data(out),
+                other < 0 ? nullptr : data(sum),
+                rows,
+                at(in).features,
+                stride(in),
+                other < 0 ? 0 : stride(other),
+                stride(out),
+                other < 0 ? 0 : stride(sum),
+                op.number,
+                dtype_,
             };
             break;
         case OpKind::linear:
             push(table_.linear).linear = {
-                data(in), op.weight, op.bias, data(out), rows, at(in).features,
-                op.gated ? 2 * at(out).features : at(out).features, stride(in), stride(out), dtype_, at(out).dtype,
-                op.gated, op.activation,
+                data(in),        op.weight,
+                op.bias,         other < 0 ? nullptr : data(other),
+                data(out),       rows,
+                at(in).features, op.gated ? 2 * at(out).features : at(out).features,
+                stride(in),      other < 0 ? 0 : stride(other),
+                stride(out),     dtype_,
+                at(out).dtype,   op.gated,
+                op.activation,
             };
             break;
         case OpKind::rope:
             push(table_.rope).rope = {
-                data(in), batch.positions, batch.slot_mapping, op.cos, op.sin, op.q_norm, op.k_norm, data(out),
-                op.cache.key, op.cache.value, rows, op.heads.num_heads, op.heads.num_kv_heads, op.heads.head_dim,
-                block_size_, stride(in), stride(out), op.number, dtype_,
+                data(in),
+                batch.positions,
+                batch.slot_mapping,
+                op.cos,
+                op.sin,
+                op.q_norm,
+                op.k_norm,
+                data(out),
+                op.cache.key,
+                op.cache.value,
+                rows,
+                op.heads.num_heads,
+                op.heads.num_kv_heads,
+                op.heads.head_dim,
+                block_size_,
+                stride(in),
+                stride(out),
+                op.number,
+                dtype_,
             };
             break;
         case OpKind::attention:
@@ -203,7 +248,8 @@ void Program::resolve_op(const Op& op, const Batch& batch) {
             break;
         case OpKind::add:
             push(table_.add).add = {
-                data(in), data(other), data(out), rows, at(out).features, stride(in), stride(other), stride(out), dtype_,
+                data(in),   data(other),   data(out),   rows,   at(out).features,
+                stride(in), stride(other), stride(out), dtype_,
             };
             break;
         case OpKind::select:
@@ -251,7 +297,8 @@ void Program::plan_splits(PagedAttention& params, const Batch& batch) {
     const int32_t longest = *std::max_element(batch.seq_lens, batch.seq_lens + batch.num_seqs);
     const int64_t splits = (longest + PAGED_SPLIT_TOKENS - 1) / PAGED_SPLIT_TOKENS;
     const int64_t bytes = params.rows * params.num_heads * splits * (params.head_dim + 2) * 4;
-    if (splits < 2 || params.num_tiles * params.num_kv_heads >= FEW_TILES * pool_.threads() || bytes > MAX_PARTIAL_BYTES) {
+    if (splits < 2 || params.num_tiles * params.num_kv_heads >= FEW_TILES * pool_.threads() ||
+        bytes > MAX_PARTIAL_BYTES) {
         return;
     }
     if (static_cast<size_t>(bytes) > partial_.size()) {

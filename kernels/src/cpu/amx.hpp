@@ -63,8 +63,7 @@ private:
 
 template <class Between>
 PAGED_OUTLINE void narrow_blocks4(
-    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
-    Between& between
+    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes, Between& between
 ) {
     Between work = between;  // a copy that can live in registers
     const bf16 *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
@@ -93,8 +92,7 @@ PAGED_OUTLINE void narrow_blocks4(
 
 template <class Between>
 PAGED_OUTLINE void narrow_block1(
-    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
-    Between& between
+    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes, Between& between
 ) {
     Between work = between;  // a copy that can live in registers
     _tile_zero(0);
@@ -109,19 +107,18 @@ PAGED_OUTLINE void narrow_block1(
 }
 
 // Weights of a wide pass: plainly the first time, so that they come to the second cache, else as a stream.
-#define PAGED_LOAD_WEIGHTS(tile, from)       \
-    do {                                     \
-        if constexpr (Again) {               \
+#define PAGED_LOAD_WEIGHTS(tile, from)          \
+    do {                                        \
+        if constexpr (Again) {                  \
             _tile_stream_loadd(tile, from, 64); \
-        } else {                             \
-            _tile_loadd(tile, from, 64);     \
-        }                                    \
+        } else {                                \
+            _tile_loadd(tile, from, 64);        \
+        }                                       \
     } while (false)
 
 template <bool Again, class Between>
 PAGED_OUTLINE void wide_blocks2(
-    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
-    Between& between
+    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes, Between& between
 ) {
     Between work = between;  // a copy that can live in registers
     const bf16 *w0 = w[0], *w1 = w[1];
@@ -151,8 +148,7 @@ PAGED_OUTLINE void wide_blocks2(
 
 template <bool Again, class Between>
 PAGED_OUTLINE void wide_block1(
-    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
-    Between& between
+    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes, Between& between
 ) {
     Between work = between;  // a copy that can live in registers
     const bf16* lower = x + 8 * x_bytes;

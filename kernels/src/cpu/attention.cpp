@@ -17,8 +17,8 @@
 
 namespace paged::PAGED_VARIANT {
 
-// Query rows (tokens x heads of a group) of a tile, about.
-constexpr int64_t TILE_QUERIES = 64;
+// Query rows (tokens x heads of a group) of a tile, about, and how many of them are attended at a time.
+constexpr int64_t TILE_QUERIES = 64, ATTEND_ROWS = round_up(24, PASS_ROWS);
 
 int64_t attention_tile_rows(const PagedAttention* shape) {
     return most(1, TILE_QUERIES / (shape->num_heads / shape->num_kv_heads));
@@ -28,7 +28,8 @@ namespace {
 
 constexpr int64_t SPLIT = PAGED_SPLIT_TOKENS;
 constexpr int64_t TILE = PAGED_TILE_TOKENS;
-// Rows of scores and weights, a line longer than a power of two: rows of a tile then lie in different sets of the cache.
+// Rows of scores and weights, a line longer than a power of two: rows of a tile then lie in different sets of the
+// cache.
 constexpr int64_t SCORES_STRIDE = SPLIT + 16, WEIGHTS_STRIDE = SPLIT + 32;
 
 // One tile of rows of one kv head.
@@ -37,7 +38,7 @@ struct Tile {
     int64_t first_row;       // of the batch
     int64_t first_position;  // of the first row
     int64_t last_position;
-    int64_t length;          // tokens of the sequence
+    int64_t length;  // tokens of the sequence
     const int32_t* table;
 };
 
@@ -57,8 +58,15 @@ Tile tile_at(const PagedAttention& p, int64_t index) {
     const int64_t rows = p.query_start[sequence + 1] - p.query_start[sequence];
     const int64_t length = p.seq_lens[sequence], count = least(p.tile_rows, rows - offset);
     const int64_t group = p.num_heads / p.num_kv_heads, position = length - rows + offset;
-    return {0, group, count * group, p.query_start[sequence] + offset, position, position + count - 1, length,
-            p.block_table + sequence * p.table_stride};
+    return {
+        0,
+        group,
+        count * group,
+        p.query_start[sequence] + offset,
+        position,
+        position + count - 1,
+        length,
+        p.block_table + sequence * p.table_stride};
 }
 
 Span span_of(const PagedAttention& p, const Tile& tile, int64_t split) {
@@ -86,9 +94,7 @@ public:
     }
 
 private:
-    void enter() {
-        base_ = (tile_.table[block_] * p_.num_kv_heads + tile_.kv_head) * p_.block_size * p_.head_dim;
-    }
+    void enter() { base_ = (tile_.table[block_] * p_.num_kv_heads + tile_.kv_head) * p_.block_size * p_.head_dim; }
 
     const PagedAttention& p_;
     const Tile& tile_;
@@ -201,8 +207,8 @@ public:
         q_ = room.take<X>(queries * depth_);
         keys_ = room.take<X>(SPLIT * depth_);
         values_ = room.take<X>(SPLIT * width_);
-        scores_ = room.take<float>(queries * SCORES_STRIDE);
-        weights_ = room.take<X>(queries * WEIGHTS_STRIDE);
+        scores_ = room.take<float>(ATTEND_ROWS * SCORES_STRIDE);
+        weights_ = room.take<X>(ATTEND_ROWS * WEIGHTS_STRIDE);
         part_ = room.take<float>(queries * width_);
         part_peak_ = room.take<float>(queries);
         part_sum_ = room.take<float>(queries);
@@ -235,7 +241,10 @@ public:
                 break;  // nothing to join
             }
             for (int64_t r = 0; r < tile.queries; r++) {
-                join(part_ + r * width_, part_peak_[r], part_sum_[r], joined_ + r * width_, peak_[r], sum_[r], p_.head_dim);
+                join(
+                    part_ + r * width_, part_peak_[r], part_sum_[r], joined_ + r * width_, peak_[r], sum_[r],
+                    p_.head_dim
+                );
             }
         }
         for (int64_t r = 0; r < tile.queries; r++) {
@@ -320,18 +329,24 @@ private:
         }
     }
 
-    // Parts, peaks and sums of one split.
+    // Parts, peaks and sums of one split; few rows at a time, whose scores stay in the first cache.
     void compute(const Tile& tile, int64_t split) {
         const Span span = span_of(p_, tile, split);
         gather(tile, span);
         const int64_t padded = span.padded();
-        // More rows than there are queries are cheaper than a pass of another shape; nobody looks at theirs.
-        const int64_t rows = whole_passes(tile.queries);
-        product(q_, depth_, rows, keys_, 16 * depth_, padded / 16, depth_, scores_, SCORES_STRIDE);
-        for (int64_t r = 0; r < tile.queries; r++) {
-            weigh(tile, span, r);
+        for (int64_t first = 0; first < tile.queries; first += ATTEND_ROWS) {
+            const int64_t queries = least(ATTEND_ROWS, tile.queries - first);
+            // More rows than there are queries are cheaper than a pass of another shape; nobody looks at theirs.
+            const int64_t rows = whole_passes(queries);
+            product(q_ + first * depth_, depth_, rows, keys_, 16 * depth_, padded / 16, depth_, scores_, SCORES_STRIDE);
+            for (int64_t r = 0; r < queries; r++) {
+                weigh(tile, span, first + r, scores_ + r * SCORES_STRIDE, weights_ + r * WEIGHTS_STRIDE);
+            }
+            product(
+                weights_, WEIGHTS_STRIDE, rows, values_, 16 * padded, width_ / 16, padded, part_ + first * width_,
+                width_
+            );
         }
-        product(weights_, WEIGHTS_STRIDE, rows, values_, 16 * padded, width_ / 16, padded, part_, width_);
     }
 
     void product(
@@ -385,12 +400,10 @@ private:
     }
 
     // Scores of one query to weights; a token is seen from `low` up to below `high`, counted within the span.
-    void weigh(const Tile& tile, const Span& span, int64_t query) {
+    void weigh(const Tile& tile, const Span& span, int64_t query, float* scores, X* weights) {
         const int64_t position = tile.first_position + query / tile.group, padded = span.padded();
         const int64_t low = most(0, first_seen(p_, position) - span.begin);
         const int64_t high = least(span.end, position + 1) - span.begin;
-        float* scores = scores_ + query * SCORES_STRIDE;
-        X* weights = weights_ + query * WEIGHTS_STRIDE;
         if (high <= low) {
             std::memset(weights, 0, static_cast<size_t>(padded) * sizeof(X));
             part_peak_[query] = part_sum_[query] = 0.0f;

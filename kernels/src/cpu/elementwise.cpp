@@ -219,8 +219,7 @@ void select(const PagedSelect& p, int64_t first, int64_t last, void*) {
 
 }  // namespace
 
-const PagedKernel EMBEDDING =
-    kernel<PagedEmbedding, rows_of<PagedEmbedding>, small_grain<PagedEmbedding>, embedding>();
+const PagedKernel EMBEDDING = kernel<PagedEmbedding, rows_of<PagedEmbedding>, small_grain<PagedEmbedding>, embedding>();
 const PagedKernel NORM = kernel<PagedNorm, rows_of<PagedNorm>, small_grain<PagedNorm>, norm>();
 const PagedKernel ROPE = kernel<PagedRope, rows_of<PagedRope>, small_grain<PagedRope>, rope>();
 const PagedKernel GATED = kernel<PagedGated, rows_of<PagedGated>, small_grain<PagedGated>, gated>();

@@ -1,7 +1,8 @@
 // Linear: rows times packed weights, with bias and, for a fused gate and up, the gated activation.
 //
-// Items are blocks of sixteen outputs for one group of rows. A chunk of blocks stays in the second cache while all groups
-// pass over it, a group's rows in the first one while they pass over the blocks; the items' order is chunk by chunk:
+// Items are blocks of sixteen outputs for one group of rows. A chunk of blocks stays in the second cache while all
+// groups pass over it, a group's rows in the first one while they pass over the blocks; the items' order is chunk by
+// chunk:
 //
 //            blocks 0 .. 31     32 .. 63           an item: one block for one group of rows
 //   group 0  | 0 .. 31        | 64 .. 95  |
@@ -21,7 +22,7 @@ constexpr int64_t GROUP_ROWS = 16 * PASS_ROWS;
 #endif
 // So few rows are one group: the weights come from memory, and what counts is that each is read once.
 constexpr int64_t FEW_ROWS = 64;
-constexpr int64_t CHUNK_BYTES = 512 << 10, MAX_CHUNK_BLOCKS = 32;
+constexpr int64_t CHUNK_BYTES = 400 << 10, MAX_CHUNK_BLOCKS = 32;
 // Items of a chunk are taken together, and there should be enough chunks for all threads to end at the same time.
 constexpr int64_t FEW_CHUNKS = 32;
 constexpr int64_t SUMS_STRIDE = 16 * MAX_BLOCKS;
@@ -34,7 +35,8 @@ Layout layout(const PagedLinear& p) {
     const int64_t blocks = round_up(p.out_features, 16) / 16 / (p.gated ? 2 : 1);
     const int64_t group_rows = p.rows <= FEW_ROWS ? FEW_ROWS : GROUP_ROWS;
     const int64_t groups = round_up(p.rows, group_rows) / group_rows;
-    const int64_t block_bytes = round_up(p.in_features, PAGED_BLOCK_K) * (p.dtype == PAGED_F32 ? 64 : 32) * (p.gated ? 2 : 1);
+    const int64_t block_bytes =
+        round_up(p.in_features, PAGED_BLOCK_K) * (p.dtype == PAGED_F32 ? 64 : 32) * (p.gated ? 2 : 1);
     const int64_t fits = least(MAX_CHUNK_BLOCKS, CHUNK_BYTES / block_bytes);
     const int64_t chunk = least(fits, groups * blocks / FEW_CHUNKS) / MAX_BLOCKS * MAX_BLOCKS;
     return {group_rows, groups, blocks, most(MAX_BLOCKS, chunk)};
@@ -76,7 +78,9 @@ const X* operand(const PagedLinear& p, int64_t row, int64_t rows, X* room, int64
     stride = depth;
     for (int64_t r = 0; r < rows; r++) {
         X* to = room + r * depth;
-        for_lanes(p.in_features, [&](int64_t i, auto n) { store_some(to + i, load_some(from + r * p.x_stride + i, n), n); });
+        for_lanes(p.in_features, [&](int64_t i, auto n) {
+            store_some(to + i, load_some(from + r * p.x_stride + i, n), n);
+        });
         std::memset(to + p.in_features, 0, static_cast<size_t>(depth - p.in_features) * sizeof(X));
     }
     return room;
@@ -88,7 +92,12 @@ template <class Out, bool Gated>
 class Finish {
 public:
     explicit Finish(const PagedLinear& p)
-        : out_(static_cast<Out*>(p.out)), bias_(p.bias), out_stride_(p.out_stride), columns_(p.out_features),
+        : out_(static_cast<Out*>(p.out)),
+          residual_(static_cast<const Out*>(p.residual)),
+          bias_(p.bias),
+          out_stride_(p.out_stride),
+          residual_stride_(p.residual_stride),
+          columns_(p.out_features),
           activation_(p.activation) {}
 
     // Takes over [rows, SUMS_STRIDE] sums of `count` blocks from `block`; what was there before is completed first.
@@ -100,6 +109,7 @@ public:
         width_ = least(16 * count, columns_ - column);
         place_ = out_ + row * out_stride_ + column;
         bias_at_ = bias_ == nullptr ? nullptr : bias_ + column;
+        residual_at_ = residual_ == nullptr ? nullptr : residual_ + row * residual_stride_ + column;
         left_ = rows;
     }
 
@@ -124,14 +134,21 @@ private:
             gate_row();
         } else if (width_ == 16 * blocks_) {
             for (int b = 0; b < blocks_; b++) {
-                const F16 sum = load(sums_ + 16 * b);
-                store(place_ + 16 * b, bias_at_ == nullptr ? sum : sum + load(bias_at_ + 16 * b));
+                F16 sum = load(sums_ + 16 * b);
+                if (bias_at_ != nullptr) {
+                    sum = sum + load(bias_at_ + 16 * b);
+                }
+                if (residual_at_ != nullptr) {
+                    sum = sum + load(residual_at_ + 16 * b);
+                }
+                store(place_ + 16 * b, sum);
             }
         } else {
             cut_row();
         }
         sums_ += SUMS_STRIDE;
         place_ += out_stride_;
+        residual_at_ = residual_at_ == nullptr ? nullptr : residual_at_ + residual_stride_;
         left_--;
     }
 
@@ -139,8 +156,14 @@ private:
     PAGED_OUTLINE void cut_row() {
         for (int64_t b = 0; b < blocks_; b++) {
             const int64_t n = least(16, width_ - 16 * b);
-            const F16 sum = load(sums_ + 16 * b);
-            store_first(place_ + 16 * b, bias_at_ == nullptr ? sum : sum + load_first(bias_at_ + 16 * b, n), n);
+            F16 sum = load(sums_ + 16 * b);
+            if (bias_at_ != nullptr) {
+                sum = sum + load_first(bias_at_ + 16 * b, n);
+            }
+            if (residual_at_ != nullptr) {
+                sum = sum + load_first(residual_at_ + 16 * b, n);
+            }
+            store_first(place_ + 16 * b, sum, n);
         }
     }
 
@@ -156,11 +179,13 @@ private:
     }
 
     Out* out_;
+    const Out* residual_;
     const float* bias_;
-    int64_t out_stride_, columns_;
+    int64_t out_stride_, residual_stride_, columns_;
     int activation_;
     const float* sums_ = nullptr;
     const float* bias_at_ = nullptr;
+    const Out* residual_at_ = nullptr;
     Out* place_ = nullptr;
     int64_t width_ = 0, left_ = 0;
     int blocks_ = 0;
@@ -244,8 +269,8 @@ void run_blocks(
     }
 }
 
-// Of many groups of rows: the next group's rows and, once the first group has brought in this chunk of weights, a part of
-// the next one.
+// Of many groups of rows: the next group's rows and, once the first group has brought in this chunk of weights, a part
+// of the next one.
 template <class T, class X, class Work>
 void look_ahead(
     const PagedLinear& p, const Layout& l, const Part& part, const X* x, int64_t rows, int64_t stride, Work& work

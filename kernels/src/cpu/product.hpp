@@ -47,9 +47,7 @@ struct Sums {
 };
 
 template <int M, int B>
-PAGED_INLINE void multiply_step(
-    Sums<M, B>& sums, const float* x, int64_t x_stride, const float* const* w, int64_t k
-) {
+PAGED_INLINE void multiply_step(Sums<M, B>& sums, const float* x, int64_t x_stride, const float* const* w, int64_t k) {
     F16 weights[B];
     unroll<B>([&](auto b) {
         weights[b] = load(w[b] + 16 * k);
@@ -64,31 +62,29 @@ PAGED_INLINE void multiply_step(
 }
 
 template <int M, int B>
-PAGED_INLINE void multiply_step(
-    Sums<M, B>& sums, const float* x, int64_t x_stride, const bf16* const* w, int64_t k
-) {
-    F16 first[B], second[B];
+PAGED_INLINE void multiply_step(Sums<M, B>& sums, const float* x, int64_t x_stride, const bf16* const* w, int64_t k) {
+    // First elements of the pairs, then the second ones: there are not registers for both.
+    F16 weights[B];
     unroll<B>([&](auto b) {
-        load_pairs(w[b] + 16 * k, first[b], second[b]);
+        weights[b] = load_pairs_first(w[b] + 16 * k);
         if constexpr (M == 1) {
             __builtin_prefetch(reinterpret_cast<const char*>(w[b] + 16 * k) + PREFETCH_BYTES);
         }
     });
     unroll<M>([&](auto m) {
-        F16 value = set1(x[m * x_stride + k]);
-        unroll<B>([&](auto b) { sums.at[m][b] = fma(first[b], value, sums.at[m][b]); });
+        const F16 value = set1(x[m * x_stride + k]);
+        unroll<B>([&](auto b) { sums.at[m][b] = fma(weights[b], value, sums.at[m][b]); });
     });
+    unroll<B>([&](auto b) { weights[b] = load_pairs_second(w[b] + 16 * k); });
     unroll<M>([&](auto m) {
-        F16 value = set1(x[m * x_stride + k + 1]);
-        unroll<B>([&](auto b) { sums.at[m][b] = fma(second[b], value, sums.at[m][b]); });
+        const F16 value = set1(x[m * x_stride + k + 1]);
+        unroll<B>([&](auto b) { sums.at[m][b] = fma(weights[b], value, sums.at[m][b]); });
     });
 }
 
 #if defined(PAGED_HAS_BF16)
 template <int M, int B>
-PAGED_INLINE void multiply_step(
-    Sums<M, B>& sums, const bf16* x, int64_t x_stride, const bf16* const* w, int64_t k
-) {
+PAGED_INLINE void multiply_step(Sums<M, B>& sums, const bf16* x, int64_t x_stride, const bf16* const* w, int64_t k) {
     __m512bh weights[B];
     unroll<B>([&](auto b) {
         weights[b] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w[b] + 16 * k));
@@ -106,9 +102,7 @@ PAGED_INLINE void multiply_step(
 #endif
 
 template <int M, int B, class X, class W>
-void multiply_tile(
-    const X* x, int64_t x_stride, const W* const* w, int64_t depth, float* out, int64_t out_stride
-) {
+void multiply_tile(const X* x, int64_t x_stride, const W* const* w, int64_t depth, float* out, int64_t out_stride) {
     Sums<M, B> sums;
     unroll<M>([&](auto m) { unroll<B>([&](auto b) { sums.at[m][b] = zero(); }); });
     const W* blocks[B];
@@ -117,9 +111,7 @@ void multiply_tile(
     for (int64_t k = 0; k < depth; k += step) {
         multiply_step<M, B>(sums, x, x_stride, blocks, k);
     }
-    unroll<M>([&](auto m) {
-        unroll<B>([&](auto b) { store(out + m * out_stride + 16 * b, sums.at[m][b]); });
-    });
+    unroll<M>([&](auto m) { unroll<B>([&](auto b) { store(out + m * out_stride + 16 * b, sums.at[m][b]); }); });
 }
 
 template <int M, class X, class W>

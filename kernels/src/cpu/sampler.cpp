@@ -204,7 +204,9 @@ struct Best {
 
 NoiseKey noise_key(const PagedSampleRow& row) {
     return {
-        static_cast<uint32_t>(row.seed), static_cast<uint32_t>(row.seed >> 32), static_cast<uint32_t>(row.position),
+        static_cast<uint32_t>(row.seed),
+        static_cast<uint32_t>(row.seed >> 32),
+        static_cast<uint32_t>(row.position),
         static_cast<uint32_t>(row.sample_index),
     };
 }

@@ -60,9 +60,8 @@ PAGED_INLINE T from_float(float x) {
 // Calls f(0), f(1), ... with compile-time indices: arrays indexed by them stay in registers.
 template <int N, class F>
 PAGED_INLINE void unroll(F&& f) {
-    [&]<int... I>(std::integer_sequence<int, I...>) {
-        (f(std::integral_constant<int, I>{}), ...);
-    }(std::make_integer_sequence<int, N>{});
+    [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
+    (std::make_integer_sequence<int, N>{});
 }
 
 #if defined(PAGED_SIMD_AVX512)
@@ -115,11 +114,13 @@ PAGED_INLINE F16 load(const bf16* p) { return widen(_mm256_loadu_si256(reinterpr
 PAGED_INLINE void store(bf16* p, F16 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(a)); }
 PAGED_INLINE F16 load_first(const bf16* p, int64_t n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
 PAGED_INLINE void store_first(bf16* p, F16 a, int64_t n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(a)); }
-// Sixteen pairs: their first and their second elements.
-PAGED_INLINE void load_pairs(const bf16* p, F16& first, F16& second) {
-    __m512i bits = _mm512_loadu_si512(p);
-    first = {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
-    second = {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+// The first and the second elements of sixteen pairs.
+PAGED_INLINE F16 load_pairs_first(const bf16* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+PAGED_INLINE F16 load_pairs_second(const bf16* p) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper))};
 }
 
 #else
@@ -228,12 +229,18 @@ PAGED_INLINE void store_first(bf16* p, F16 a, int64_t n) {
     store(all, a);
     std::memcpy(p, all, static_cast<size_t>(n) * 2);
 }
-PAGED_INLINE void load_pairs(const bf16* p, F16& first, F16& second) {
-    unroll<PARTS>([&](auto i) {
+PAGED_INLINE F16 load_pairs_first(const bf16* p) {
+    return per_part([&](int i) {
         Words bits;
         std::memcpy(&bits, p + 2 * LANES * i, sizeof(bits));
-        first.v[i] = reinterpret_cast<Part>(bits << 16);
-        second.v[i] = reinterpret_cast<Part>(bits & 0xffff0000u);
+        return reinterpret_cast<Part>(bits << 16);
+    });
+}
+PAGED_INLINE F16 load_pairs_second(const bf16* p) {
+    return per_part([&](int i) {
+        Words bits;
+        std::memcpy(&bits, p + 2 * LANES * i, sizeof(bits));
+        return reinterpret_cast<Part>(bits & 0xffff0000u);
     });
 }
 

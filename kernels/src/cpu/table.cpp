@@ -10,8 +10,21 @@ namespace {
 // Filled when it is first asked for, not at load time: the kernels are constants of other files.
 PagedTable make_table() {
     return {
-        PAGED_ABI_VERSION, PAGED_TEXT(PAGED_VARIANT), EMBEDDING, NORM, LINEAR, ROPE, ATTENTION, ATTENTION_JOIN, GATED,
-        ADD, SELECT, PACK, SAMPLE, LOGPROBS, attention_tile_rows,
+        PAGED_ABI_VERSION,
+        PAGED_TEXT(PAGED_VARIANT),
+        EMBEDDING,
+        NORM,
+        LINEAR,
+        ROPE,
+        ATTENTION,
+        ATTENTION_JOIN,
+        GATED,
+        ADD,
+        SELECT,
+        PACK,
+        SAMPLE,
+        LOGPROBS,
+        attention_tile_rows,
     };
 }
 

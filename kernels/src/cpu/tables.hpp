@@ -11,7 +11,8 @@ extern const PagedKernel EMBEDDING, NORM, LINEAR, ROPE, ATTENTION, ATTENTION_JOI
 int64_t attention_tile_rows(const PagedAttention* shape);
 
 // A PagedKernel from functions on a typed struct.
-template <class P, int64_t (*Items)(const P&), int64_t (*Grain)(const P&), void (*Run)(const P&, int64_t, int64_t, void*)>
+template <
+    class P, int64_t (*Items)(const P&), int64_t (*Grain)(const P&), void (*Run)(const P&, int64_t, int64_t, void*)>
 constexpr PagedKernel kernel() {
     return {
         [](const void* params) { return Items(*static_cast<const P*>(params)); },

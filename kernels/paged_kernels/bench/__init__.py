@@ -1,0 +1,1 @@
+"""Microbenchmarks of the native kernels: `python -m paged_kernels.bench`."""

@@ -1,0 +1,459 @@
+// Checks a library of kernels without Python: `check LIBRARY...`; for sanitizers and for machines that are emulated.
+//
+// Every array is a heap block of exactly its size, so that the address sanitizer sees each step beyond it. Results are
+// compared with plain loops in double precision, and rows with themselves in other company, bit by bit. The calls go
+// through the thread pool, so that the thread sanitizer sees it at work.
+#include <dlfcn.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../src/core/pool.hpp"
+#include "paged/kernels.h"
+
+namespace {
+
+int failures = 0, checks = 0;
+
+void expect(bool condition, const std::string& what) {
+    checks++;
+    if (!condition) {
+        failures++;
+        std::printf("FAILED %s\n", what.c_str());
+    }
+}
+
+// Numbers of about -1 to 1, the same everywhere.
+class Numbers {
+public:
+    explicit Numbers(uint64_t seed) : state_(seed * 2654435761u + 88172645463325252u) {}
+    double next() {
+        state_ ^= state_ << 13;
+        state_ ^= state_ >> 7;
+        state_ ^= state_ << 17;
+        return static_cast<double>(state_ >> 11) / 4503599627370496.0 - 1.0;
+    }
+
+private:
+    uint64_t state_;
+};
+
+uint16_t to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+float from_bf16(uint16_t half) {
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// Elements of either dtype in a heap block of exactly their size.
+class Array {
+public:
+    Array(int32_t dtype, int64_t count) : dtype_(dtype), count_(count), data_(new char[bytes()]) {
+        std::memset(data_.get(), 0, bytes());
+    }
+    Array& fill(uint64_t seed, double scale = 1.0) {
+        Numbers numbers(seed);
+        for (int64_t i = 0; i < count_; i++) {
+            set(i, static_cast<float>(numbers.next() * scale));
+        }
+        return *this;
+    }
+    void set(int64_t i, float value) {
+        if (dtype_ == PAGED_F32) {
+            std::memcpy(data_.get() + 4 * i, &value, 4);
+        } else {
+            const uint16_t half = to_bf16(value);
+            std::memcpy(data_.get() + 2 * i, &half, 2);
+        }
+    }
+    double get(int64_t i) const {
+        if (dtype_ == PAGED_F32) {
+            float value;
+            std::memcpy(&value, data_.get() + 4 * i, 4);
+            return static_cast<double>(value);
+        }
+        uint16_t half;
+        std::memcpy(&half, data_.get() + 2 * i, 2);
+        return static_cast<double>(from_bf16(half));
+    }
+    void* data() const { return data_.get(); }
+    int64_t count() const { return count_; }
+    size_t bytes() const { return static_cast<size_t>(count_) * (dtype_ == PAGED_F32 ? 4 : 2); }
+    bool same(const Array& other) const {
+        return bytes() == other.bytes() && std::memcmp(data(), other.data(), bytes()) == 0;
+    }
+
+private:
+    int32_t dtype_;
+    int64_t count_;
+    std::unique_ptr<char[]> data_;
+};
+
+struct Checker {
+    const PagedTable& table;
+    paged::Pool& pool;
+    int32_t dtype;
+
+    std::string name(const std::string& op) const {
+        return std::string(table.isa) + (dtype == PAGED_F32 ? " float32 " : " bfloat16 ") + op;
+    }
+
+    void call(const PagedKernel& kernel, const void* params) const {
+        const paged::Call one{&kernel, params};
+        pool.run(&one, 1);
+    }
+
+    bool close(double got, double want, double terms) const {
+        const double unit = dtype == PAGED_F32 ? 1e-5 : 1.2e-2;
+        return std::abs(got - want) <= unit * (std::abs(want) + terms) + 1e-6;
+    }
+
+    Array pack(const Array& weight, int64_t rows, int64_t columns) const {
+        Array packed(dtype, (rows + 15) / 16 * 16 * ((columns + 31) / 32 * 32));
+        PagedPack params{weight.data(), packed.data(), rows, 0, columns, dtype, dtype};
+        call(table.pack, &params);
+        return packed;
+    }
+
+    Array linear(
+        const Array& x, const Array& packed, const Array& bias, int64_t rows, int64_t depth, int64_t outputs, bool gated
+    ) const {
+        const int64_t columns = gated ? outputs / 2 : outputs;
+        Array out(dtype, rows * columns);
+        PagedLinear params{};
+        params.x = x.data();
+        params.weight = packed.data();
+        params.bias = static_cast<const float*>(bias.data());
+        params.out = out.data();
+        params.rows = rows;
+        params.in_features = params.x_stride = depth;
+        params.out_features = outputs;
+        params.out_stride = columns;
+        params.dtype = params.out_dtype = dtype;
+        params.gated = gated;
+        call(table.linear, &params);
+        return out;
+    }
+
+    void check_linear(int64_t rows, int64_t depth, int64_t outputs) const {
+        Array x(dtype, rows * depth), weight(dtype, outputs * depth), bias(PAGED_F32, outputs);
+        x.fill(1);
+        weight.fill(2);
+        bias.fill(3);
+        const Array packed = pack(weight, outputs, depth);
+        const Array out = linear(x, packed, bias, rows, depth, outputs, false);
+        bool right = true;
+        for (int64_t r = 0; r < rows; r++) {
+            for (int64_t n = 0; n < outputs; n++) {
+                double sum = bias.get(n), terms = 0;
+                for (int64_t k = 0; k < depth; k++) {
+                    sum += x.get(r * depth + k) * weight.get(n * depth + k);
+                    terms += std::abs(x.get(r * depth + k) * weight.get(n * depth + k));
+                }
+                right = right && close(out.get(r * outputs + n), sum, terms * 0.05);
+            }
+        }
+        expect(
+            right, name("linear " + std::to_string(rows) + "x" + std::to_string(depth) + "x" + std::to_string(outputs))
+        );
+        Array last(dtype, depth);
+        std::memcpy(last.data(), static_cast<char*>(x.data()) + x.bytes() - last.bytes(), last.bytes());
+        const Array alone = linear(last, packed, bias, 1, depth, outputs, false);
+        expect(
+            std::memcmp(alone.data(), static_cast<char*>(out.data()) + out.bytes() - alone.bytes(), alone.bytes()) == 0,
+            name("linear of a row alone")
+        );
+        if (outputs % 32 == 0) {
+            linear(x, packed, bias, rows, depth, outputs, true);
+        }
+    }
+
+    void check_norm(int64_t rows, int64_t features) const {
+        Array x(dtype, rows * features), residual(dtype, rows * features), weight(PAGED_F32, features);
+        x.fill(4);
+        residual.fill(5);
+        weight.fill(6);
+        Array out(dtype, rows * features), sum(dtype, rows * features);
+        PagedNorm params{x.data(),   residual.data(), static_cast<const float*>(weight.data()),
+                         out.data(), sum.data(),      rows,
+                         features,   features,        features,
+                         features,   features,        1e-5f,
+                         dtype};
+        call(table.norm, &params);
+        bool right = true;
+        for (int64_t r = 0; r < rows; r++) {
+            double squares = 0;
+            for (int64_t i = 0; i < features; i++) {
+                squares += sum.get(r * features + i) * sum.get(r * features + i);
+                right = right &&
+                        close(sum.get(r * features + i), x.get(r * features + i) + residual.get(r * features + i), 0);
+            }
+            for (int64_t i = 0; i < features; i++) {
+                const double want = sum.get(r * features + i) /
+                                    std::sqrt(squares / static_cast<double>(features) + 1e-5) * weight.get(i);
+                right = right && close(out.get(r * features + i), want, 0);
+            }
+        }
+        expect(right, name("norm of " + std::to_string(features)));
+        Array gated(dtype, rows * features / 2);
+        PagedGated gate{x.data(), gated.data(), rows, features / 2, features, features / 2, PAGED_SILU, dtype};
+        call(table.gated, &gate);
+        for (int64_t i = 0; features % 2 == 0 && i < rows * features / 2; i++) {
+            const int64_t at = i / (features / 2) * features + i % (features / 2);
+            const double value = x.get(at), want = value / (1 + std::exp(-value)) * x.get(at + features / 2);
+            expect(close(gated.get(i), want, 0), name("gated"));
+        }
+    }
+
+    // Rows [begin, length) of one sequence of `length` tokens.
+    Array attend(
+        const Array& q, const Array& key, const Array& value, const std::vector<int32_t>& blocks, int64_t begin,
+        int64_t length, int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, int64_t window
+    ) const {
+        const int64_t rows = length - begin, width = heads * size;
+        Array queries(dtype, rows * width), out(dtype, rows * width);
+        const size_t item = dtype == PAGED_F32 ? 4 : 2;
+        std::memcpy(
+            queries.data(), static_cast<char*>(q.data()) + static_cast<size_t>(begin * width) * item, queries.bytes()
+        );
+        const std::vector<int32_t> starts{0, static_cast<int32_t>(rows)}, lens{static_cast<int32_t>(length)};
+        PagedAttention p{};
+        p.q = queries.data();
+        p.key = key.data();
+        p.value = value.data();
+        p.block_table = blocks.data();
+        p.query_start = starts.data();
+        p.seq_lens = lens.data();
+        p.out = out.data();
+        p.rows = rows;
+        p.num_seqs = 1;
+        p.table_stride = static_cast<int64_t>(blocks.size());
+        p.num_heads = heads;
+        p.num_kv_heads = kv_heads;
+        p.head_dim = size;
+        p.block_size = block_size;
+        p.q_stride = p.out_stride = width;
+        p.window = window;
+        p.scale = 0.3f;
+        p.dtype = dtype;
+        p.tile_rows = table.attention_tile_rows(&p);
+        std::vector<int64_t> tiles;
+        for (int64_t first = 0; first < rows; first += p.tile_rows) {
+            tiles.push_back(first);
+        }
+        p.tiles = tiles.data();
+        p.num_tiles = static_cast<int64_t>(tiles.size());
+        call(table.attention, &p);
+        p.num_splits = (length + PAGED_SPLIT_TOKENS - 1) / PAGED_SPLIT_TOKENS;
+        Array parts(PAGED_F32, rows * heads * p.num_splits * (size + 2)), joined(dtype, rows * width);
+        p.partial = static_cast<float*>(parts.data());
+        p.out = joined.data();
+        call(table.attention, &p);
+        call(table.attention_join, &p);
+        expect(joined.same(out), name("attention in parts"));
+        return out;
+    }
+
+    void check_attention(
+        int64_t length, int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, int64_t window
+    ) const {
+        const int64_t num_blocks = (length + block_size - 1) / block_size,
+                      cells = num_blocks * kv_heads * block_size * size;
+        Array q(dtype, length * heads * size), key(dtype, cells), value(dtype, cells);
+        q.fill(7);
+        key.fill(8);
+        value.fill(9);
+        std::vector<int32_t> blocks;
+        for (int64_t i = 0; i < num_blocks; i++) {
+            blocks.push_back(static_cast<int32_t>(num_blocks - 1 - i));
+        }
+        const Array out = attend(q, key, value, blocks, 0, length, heads, kv_heads, size, block_size, window);
+        auto cell = [&](int64_t head, int64_t at) {
+            return ((blocks[static_cast<size_t>(at / block_size)] * kv_heads + head) * block_size + at % block_size) *
+                   size;
+        };
+        bool right = true;
+        for (int64_t row = 0; row < length; row += 1 + length / 40) {
+            for (int64_t h = 0; h < heads; h++) {
+                const int64_t kv = h / (heads / kv_heads), low = window > 0 && row >= window ? row - window + 1 : 0;
+                std::vector<double> sums(static_cast<size_t>(size));
+                double total = 0;
+                for (int64_t at = low; at <= row; at++) {
+                    double score = 0;
+                    for (int64_t d = 0; d < size; d++) {
+                        score += q.get((row * heads + h) * size + d) * key.get(cell(kv, at) + d);
+                    }
+                    const double weight = std::exp(score * 0.3);
+                    total += weight;
+                    for (int64_t d = 0; d < size; d++) {
+                        sums[static_cast<size_t>(d)] += weight * value.get(cell(kv, at) + d);
+                    }
+                }
+                for (int64_t d = 0; d < size; d++) {
+                    right = right &&
+                            close(out.get((row * heads + h) * size + d), sums[static_cast<size_t>(d)] / total, 0.5);
+                }
+            }
+        }
+        expect(right, name("attention of " + std::to_string(length)));
+        const Array last = attend(q, key, value, blocks, length - 1, length, heads, kv_heads, size, block_size, window);
+        expect(
+            std::memcmp(last.data(), static_cast<char*>(out.data()) + out.bytes() - last.bytes(), last.bytes()) == 0,
+            name("attention of a row alone")
+        );
+    }
+
+    void check_rope(int64_t rows, int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size) const {
+        const int64_t all = heads + 2 * kv_heads, num_blocks = (rows + block_size - 1) / block_size;
+        Array qkv(dtype, rows * all * size), q(dtype, rows * heads * size), cos(PAGED_F32, rows * size / 2),
+            sin(PAGED_F32, rows * size / 2);
+        Array norm(PAGED_F32, size), key(dtype, num_blocks * kv_heads * block_size * size), value(dtype, key.count());
+        qkv.fill(10);
+        norm.fill(11);
+        for (int64_t i = 0; i < cos.count(); i++) {
+            cos.set(i, static_cast<float>(std::cos(0.1 * static_cast<double>(i))));
+            sin.set(i, static_cast<float>(std::sin(0.1 * static_cast<double>(i))));
+        }
+        std::vector<int64_t> positions, slots;
+        for (int64_t row = 0; row < rows; row++) {
+            positions.push_back(row);
+            slots.push_back(row);
+        }
+        PagedRope p{};
+        p.qkv = qkv.data();
+        p.positions = positions.data();
+        p.slot_mapping = slots.data();
+        p.cos = static_cast<const float*>(cos.data());
+        p.sin = static_cast<const float*>(sin.data());
+        p.q_norm = p.k_norm = static_cast<const float*>(norm.data());
+        p.q = q.data();
+        p.key = key.data();
+        p.value = value.data();
+        p.rows = rows;
+        p.num_heads = heads;
+        p.num_kv_heads = kv_heads;
+        p.head_dim = size;
+        p.block_size = block_size;
+        p.qkv_stride = all * size;
+        p.q_stride = heads * size;
+        p.norm_eps = 1e-6f;
+        p.dtype = dtype;
+        call(table.rope, &p);
+        bool right = true;
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t from = row * all * size;
+            double squares = 0;
+            for (int64_t d = 0; d < size; d++) {
+                squares += qkv.get(from + d) * qkv.get(from + d);
+            }
+            const double factor = 1 / std::sqrt(squares / static_cast<double>(size) + 1e-6);
+            for (int64_t d = 0; d < size / 2; d++) {
+                const double low = qkv.get(from + d) * factor * norm.get(d),
+                             high = qkv.get(from + size / 2 + d) * factor * norm.get(size / 2 + d);
+                const double c = cos.get(row * size / 2 + d), s = sin.get(row * size / 2 + d);
+                right =
+                    right && close(q.get(row * heads * size + d), low * c - high * s, std::abs(low) + std::abs(high));
+            }
+        }
+        expect(right, name("rope"));
+    }
+
+    void check_sampling(int64_t size) const {
+        Array logits(PAGED_F32, 8 * size);
+        logits.fill(12, 3.0);
+        std::vector<PagedSampleRow> rows(8);
+        std::vector<int64_t> tokens(8), faults(8), ranks(8), top_ids(40);
+        std::vector<double> logprobs(8), top(40);
+        const std::vector<int32_t> known{1, 2, 3, 1};
+        for (int64_t i = 0; i < 8; i++) {
+            PagedSampleRow& row = rows[static_cast<size_t>(i)];
+            row = {};
+            row.logit_row = i;
+            row.temperature = i % 2;
+            row.top_p = i % 3 == 1 ? 0.8 : 1.0;
+            row.top_k = i % 4 == 3 ? 5 : 0;
+            row.repetition_penalty = i == 6 ? 1.5 : 1.0;
+            row.frequency_penalty = i == 7 ? 0.5 : 0.0;
+            row.tokens = known.data();
+            row.position = 4;
+            row.num_allowed = -1;
+            row.num_top = 5;
+        }
+        PagedSample p{
+            static_cast<const float*>(logits.data()),
+            rows.data(),
+            8,
+            size,
+            size,
+            5,
+            tokens.data(),
+            faults.data(),
+            logprobs.data(),
+            ranks.data(),
+            top_ids.data(),
+            top.data()};
+        call(table.sample, &p);
+        int64_t best = 0;
+        for (int64_t i = 1; i < size; i++) {
+            best = logits.get(i) > logits.get(best) ? i : best;
+        }
+        expect(tokens[0] == best && ranks[0] == 1 && (size < 5 || top_ids[0] == best), name("greedy"));
+        for (int64_t i = 0; i < 8; i++) {
+            expect(faults[static_cast<size_t>(i)] == 0 && tokens[static_cast<size_t>(i)] < size, name("sampled token"));
+        }
+    }
+
+    void all() const {
+        for (int64_t rows : {1, 2, 5, 17, 33, 97}) {
+            check_linear(rows, 33, 50);
+            check_linear(rows, 64, 96);
+        }
+        check_linear(3, 1, 1);
+        check_linear(130, 70, 20);
+        check_norm(5, 1);
+        check_norm(5, 50);
+        check_norm(3, 64);
+        check_attention(1, 1, 1, 2, 1, 0);
+        check_attention(45, 3, 1, 64, 16, 0);
+        check_attention(300, 4, 2, 10, 8, 0);
+        check_attention(290, 2, 2, 80, 32, 20);
+        check_rope(5, 3, 1, 64, 2);
+        check_rope(3, 2, 2, 6, 16);
+        if (dtype == PAGED_F32) {
+            check_sampling(1);
+            check_sampling(77);
+            check_sampling(3000);
+        }
+    }
+};
+
+}  // namespace
+
+int main(int count, char** paths) {
+    paged::Pool pool(2, {});
+    for (int i = 1; i < count; i++) {
+        void* library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
+        if (library == nullptr) {
+            std::printf("cannot load %s: %s\n", paths[i], dlerror());
+            return 1;
+        }
+        auto function = reinterpret_cast<PagedTableFunction>(dlsym(library, "paged_cpu_table"));
+        for (int32_t dtype : {PAGED_F32, PAGED_BF16}) {
+            Checker{*function(), pool, dtype}.all();
+        }
+    }
+    std::printf("%d checks, %d failed\n", checks, failures);
+    return failures == 0 ? 0 : 1;
+}
