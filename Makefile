@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check bench clean
+.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check bench bench-cpu clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -58,6 +58,10 @@ gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTH
 bench: $(STAMP)  ## batching and KV allocation compared on the real model; writes build/bench-batching.json
 	mkdir -p build
 	$(BIN)/python -m pagedcli.bench.batching --json build/bench-batching.json
+
+bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
+	mkdir -p build
+	$(BIN)/python -m pagedcli.bench.cpu --peers ../shared/peers --json build/bench-cpu.json
 
 clean:
 	rm -rf $(VENV) $(VENV)-core build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

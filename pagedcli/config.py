@@ -14,6 +14,7 @@ from pagedcli.errors import ConfigError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+BackendName = Literal["auto", "native", "torch"]
 PolicyName = Literal["fcfs", "priority", "shortest", "longest-prefix"]
 BatchingName = Literal["continuous", "static"]
 AllocationName = Literal["paged", "contiguous", "first-fit"]
@@ -137,6 +138,9 @@ class DeviceConfig:
     device: DeviceName = setting("auto", "cpu, cuda, or auto: cuda where there is one.")
     threads: int | None = setting(
         None, "Compute threads; auto: physical cores within the CPU quota.", "threads"
+    )
+    backend: BackendName = setting(
+        "auto", "What computes: native (CPU only) or torch, the reference; auto: native on a CPU, torch on CUDA."
     )
     gpu_memory_utilization: float | None = setting(
         None, "Part of the GPU's memory to use (CUDA only; 0.9 if not given).", "fraction"

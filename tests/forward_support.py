@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,9 @@ from pagedcli.models.load import Model
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.batch import ForwardBatch
 from pagedcli.ops.torch_ops import TORCH_DTYPES
+from tests.tables import chunked, scattered_tables
+
+__all__ = ["Chunk", "PoisonedKV", "chunked", "make_batch", "run_steps", "scattered_tables"]
 
 
 class PoisonedKV:
@@ -66,18 +68,6 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: str = "cpu") ->
     )
 
 
-def scattered_tables(lengths: Sequence[int], block_size: int, seed: int = 0) -> tuple[list[list[int]], int]:
-    """Disjoint tables of shuffled blocks, and how many blocks there are."""
-    needs = [-(-length // block_size) for length in lengths]
-    blocks = list(range(sum(needs) + 3))
-    random.Random(seed).shuffle(blocks)
-    tables = []
-    for need in needs:
-        tables.append(blocks[:need])
-        blocks = blocks[need:]
-    return tables, sum(needs) + 3
-
-
 def run_steps(
     model: Model,
     sequences: Sequence[Sequence[int]],
@@ -104,8 +94,3 @@ def run_steps(
             logits[index].append(part)
             done[index] += n
     return [torch.cat(parts) for parts in logits]
-
-
-def chunked(index: int, length: int, size: int) -> list[list[tuple[int, int]]]:
-    """Steps that compute one sequence alone in chunks of `size`."""
-    return [[(index, min(size, length - start))] for start in range(0, length, size)]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pagedcli.api.backend import Backend, load_backend
+from pagedcli.api.backend import Backend, load_backend, make_executor
 from pagedcli.api.convert import load_tokenizer
 from pagedcli.api.resolve import (
     ResolvedConfig,
@@ -34,6 +35,7 @@ from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.engine.executor import Executor
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
+from pagedcli.ops.select import has_cuda, require_torch
 from pagedcli.runtime.memory import block_bytes
 from pagedcli.runtime.threads import compute_threads
 from pagedcli.text.tokenizer import Tokenizer
@@ -109,18 +111,21 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
     phases = Phases()
     # What needs no model is refused before one is fetched.
     chat_template = _read_template(config.model.chat_template)
-    has_cuda = config.device.device != "cpu" and _has_cuda()
-    resolve_device(config, has_cuda=has_cuda)
+    cuda = _look_for_cuda(config)
+    resolve_device(config, has_cuda=cuda)
     with phases.phase("find model"):
         path = resolve_model(config.model.model, progress=progress)
     with phases.phase("open checkpoint"):
         checkpoint = open_checkpoint(path)
         spec = ModelSpec.from_config(checkpoint.config, f"{checkpoint.path}: config")
-    with phases.phase("load tokenizer"):
-        tokenizer = load_tokenizer(checkpoint)
-    run = choose_run(config, spec, has_cuda=has_cuda, cores=compute_threads())
-    with phases.phase("load weights"):
-        backend = load_backend(checkpoint, run)
+    run = choose_run(config, spec, has_cuda=cuda, cores=compute_threads())
+    with ThreadPoolExecutor(1, "paged-tokenizer") as aside:
+        # Most of both is done outside the interpreter's lock.
+        tokenizing = aside.submit(load_tokenizer, checkpoint)
+        with phases.phase("load weights"):
+            backend = load_backend(checkpoint, run)
+        with phases.phase("load tokenizer (the rest of it)"):
+            tokenizer = tokenizing.result()
     with phases.phase("allocate KV"):
         resolved, executor = _start(config, checkpoint, run, backend)
     scheduler = Scheduler(
@@ -136,10 +141,11 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
     return Engine(config, resolved, tokenizer, client, generation, tuple(phases.seconds))
 
 
-def _has_cuda() -> bool:
-    from pagedcli.ops.torch_ops import cuda_is_available
-
-    return cuda_is_available()
+def _look_for_cuda(config: EngineConfig) -> bool:
+    """Whether a CUDA device can be used; not looked for where it would not be."""
+    if config.device.device == "cuda":
+        require_torch("--device cuda")
+    return config.device.device != "cpu" and has_cuda()
 
 
 def _read_template(file: str | None) -> str | None:
@@ -172,6 +178,7 @@ def _start(
         architecture=spec.architecture,
         dtype=run.dtype,
         device=run.device,
+        backend=run.backend,
         threads=run.threads,
         page_size=size,
         num_pages=num_pages,
@@ -189,4 +196,10 @@ def _start(
         vocab_size=spec.vocab_size,
         notes=run.notes + notes,
     )
-    return resolved, backend.executor(resolved)
+    worker = backend.worker(
+        num_blocks=num_pages,
+        block_size=size,
+        max_num_seqs=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+    )
+    return resolved, make_executor(worker, run.depth)

@@ -27,6 +27,7 @@ class RunChoice:
 
     Attributes:
         device: "cpu" or "cuda".
+        backend: "native" or "torch".
         dtype: Weights and activations.
         threads: Compute threads; 0 on CUDA.
         depth: Steps in flight.
@@ -35,6 +36,7 @@ class RunChoice:
     """
 
     device: str
+    backend: str
     dtype: str
     threads: int
     depth: int
@@ -53,6 +55,7 @@ class ResolvedConfig:
         architecture: As in its configuration.
         dtype: Weights and activations.
         device: "cpu" or "cuda".
+        backend: "native" or "torch".
         threads: Compute threads; 0 on CUDA.
         page_size: Tokens in a page.
         num_pages: Usable pages.
@@ -77,6 +80,7 @@ class ResolvedConfig:
     architecture: str
     dtype: str
     device: str
+    backend: str
     threads: int
     page_size: int
     num_pages: int
@@ -111,6 +115,18 @@ def resolve_device(config: EngineConfig, *, has_cuda: bool) -> str:
     return device
 
 
+def resolve_backend(wanted: str, device: str) -> str:
+    """Native kernels on a CPU, torch on CUDA, unless the user says otherwise."""
+    if wanted == "native" and device != "cpu":
+        raise ConfigError(
+            f"device.backend is native, which computes on a CPU, and the device is {device}: "
+            "use --device cpu, or device.backend=torch"
+        )
+    if wanted != "auto":
+        return wanted
+    return "native" if device == "cpu" else "torch"
+
+
 def resolve_dtype(wanted: str, stored: str, device: str, notes: list[str]) -> str:
     """The dtype that weights and activations have."""
     dtype = stored if wanted == "auto" else wanted
@@ -136,6 +152,7 @@ def choose_run(config: EngineConfig, spec: ModelSpec, *, has_cuda: bool, cores: 
     device = resolve_device(config, has_cuda=has_cuda)
     return RunChoice(
         device=device,
+        backend=resolve_backend(config.device.backend, device),
         dtype=resolve_dtype(config.model.dtype, spec.dtype, device, notes),
         threads=(config.device.threads or cores) if device == "cpu" else 0,
         depth=config.scheduler.depth or DEFAULT_DEPTH[device],

@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pagedcli.api.backend import Backend, load_backend
+from pagedcli.api.backend import Backend, load_backend, make_executor
 from pagedcli.api.resolve import choose_run
 from pagedcli.bench.limits import MachineLimits, measure_limits
 from pagedcli.bench.offline import OfflineRun, run_offline
@@ -41,10 +41,9 @@ from pagedcli.core.allocation import make_kv
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.errors import PagedError
 from pagedcli.models.spec import ModelSpec
-from pagedcli.ops.torch_ops import cuda_is_available
-from pagedcli.runtime.executors import InlineExecutor, ThreadExecutor
+from pagedcli.ops.select import has_cuda
+from pagedcli.runtime.executors import Launches
 from pagedcli.runtime.threads import compute_threads
-from pagedcli.runtime.worker import Worker
 from pagedcli.workloads.requests import WorkloadRequest, mixed_lengths
 
 
@@ -120,7 +119,7 @@ class Bench:
         self.config = config
         checkpoint = open_checkpoint(resolve_model(config.model.model))
         self.spec = ModelSpec.from_config(checkpoint.config, f"{checkpoint.path}: config")
-        self.choice = choose_run(config, self.spec, has_cuda=cuda_is_available(), cores=compute_threads())
+        self.choice = choose_run(config, self.spec, has_cuda=has_cuda(), cores=compute_threads())
         self.backend: Backend = load_backend(checkpoint, self.choice)
 
     def run(self, mode: Mode, workload: list[WorkloadRequest]) -> OfflineRun:
@@ -133,25 +132,19 @@ class Bench:
             scheduler_config, kv, max_model_len=self.choice.model_len, watermark=cache.watermark
         )
         worker = self._worker(cache, scheduler_config)
-        executor = InlineExecutor(worker) if self.choice.depth == 1 else ThreadExecutor(worker)
+        executor = make_executor(worker, self.choice.depth)
         try:
             return run_offline(scheduler, executor, workload, depth=self.choice.depth)
         finally:
             executor.close()
 
-    def _worker(self, cache: CacheConfig, scheduler: SchedulerConfig) -> Worker:
+    def _worker(self, cache: CacheConfig, scheduler: SchedulerConfig) -> Launches:
         assert cache.num_pages is not None
-        return Worker(
-            self.backend.model,
-            self.spec,
-            dtype=self.choice.dtype,
-            device=self.choice.device,
+        return self.backend.worker(
             num_blocks=cache.num_pages,
             block_size=cache.page_size,
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=self.choice.model_len,
-            threads=self.choice.threads,
-            weight_bytes=self.backend.weight_bytes,
         )
 
 

@@ -45,7 +45,7 @@ FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """One tensor as bytes, little-endian and row-major.
+    """One tensor as bytes, little-endian and row-major; a `StoredTensor` that needs no work.
 
     Args:
         name: Hugging Face name.
@@ -62,6 +62,35 @@ class RawTensor:
 
     def __post_init__(self) -> None:
         assert self.data.nbytes == math.prod(self.shape) * ITEM_SIZES[self.dtype], self.name
+
+    def rows(self, first: int, last: int) -> RawTensor:
+        """Rows `first` to `last` - 1 of the first dimension, a view."""
+        row_bytes = self.data.nbytes // self.shape[0]
+        part = self.data[first * row_bytes : last * row_bytes]
+        return RawTensor(self.name, self.dtype, (last - first, *self.shape[1:]), part)
+
+
+class StoredTensor(Protocol):
+    """One tensor, whose bytes may have to be computed when they are asked for (dequantized)."""
+
+    @property
+    def name(self) -> str:
+        """Hugging Face name."""
+
+    @property
+    def dtype(self) -> str:
+        """Of `data`, a safetensors name."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As in PyTorch."""
+
+    @property
+    def data(self) -> Bytes:
+        """1-D uint8 over all elements; computed anew each time, where it is computed."""
+
+    def rows(self, first: int, last: int) -> RawTensor:
+        """Rows `first` to `last` - 1 of the first dimension: what a loader asks for that wants no whole copy."""
 
 
 class Checkpoint(Protocol):
@@ -89,7 +118,7 @@ class Checkpoint(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor, without reading it."""
 
-    def tensor(self, name: str) -> RawTensor:
+    def tensor(self, name: str) -> StoredTensor:
         """One tensor; CheckpointError when it is not there."""
 
     def stored_bytes(self) -> int:

@@ -5,16 +5,16 @@ Imports numpy, `gguf` (block formats), `text` and `errors`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
-from gguf.quants import dequantize
 
-from pagedcli.checkpoint.base import RawTensor
+from pagedcli.checkpoint.base import Bytes, RawTensor, StoredTensor
+from pagedcli.checkpoint.dequantize import dequantize_rows, is_known
 from pagedcli.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from pagedcli.checkpoint.gguf_map import ROPE_FACTORS, end_token_ids, hf_config, hf_name
 from pagedcli.errors import CheckpointError
@@ -25,6 +25,35 @@ if TYPE_CHECKING:
 _STORED = {Kind.F32: ("F32", 4), Kind.F16: ("F16", 2), Kind.BF16: ("BF16", 2)}
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SAMPLED_ROWS = 256
+Rows = slice | np.ndarray
+"""Which rows of a tensor: a range, or their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedTensor:
+    """A `StoredTensor` that is not in the file as it is wanted: rows are dequantized and put in order when asked for.
+
+    Attributes:
+        name: Hugging Face name.
+        dtype: Of the values.
+        shape: As in PyTorch.
+        read: Values of the given rows, as an array of the dtype.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[slice], np.ndarray]
+
+    @property
+    def data(self) -> Bytes:
+        """All of it, computed anew each time."""
+        return self.rows(0, self.shape[0]).data
+
+    def rows(self, first: int, last: int) -> RawTensor:
+        """Some rows."""
+        values = np.ascontiguousarray(self.read(slice(first, last)))
+        return RawTensor(self.name, self.dtype, values.shape, values.reshape(-1).view(np.uint8))
 
 
 class GGUFCheckpoint:
@@ -62,14 +91,23 @@ class GGUFCheckpoint:
         """How one tensor is stored: F32, Q8_0, Q4_K ..."""
         return self._tensor(name).kind.name
 
-    def tensor(self, name: str) -> RawTensor:
-        """One tensor: as stored if it is F32, F16 or BF16, else dequantized to F32."""
+    def tensor(self, name: str) -> StoredTensor:
+        """One tensor: as stored if it is F32, F16 or BF16, else dequantized to F32, row by row as it is read."""
         entry = self._tensor(name)
-        dtype, values = self._values(entry)
-        heads = self._permuted_heads.get(name.split(".")[-2])
-        if heads is not None:
-            values = self._restore_rows(name, values, heads)
-        return RawTensor(name, dtype, entry.shape, values.reshape(-1).view(np.uint8))
+        order = self._row_order(name, entry)
+        if entry.kind in _STORED and order is None:
+            return RawTensor(name, _STORED[entry.kind][0], entry.shape, self._file.data(entry))
+        if entry.kind not in _STORED and not is_known(entry.kind):
+            raise CheckpointError(
+                f"{self.path}: tensor {entry.name}: the installed gguf package cannot dequantize {entry.kind.name}: "
+                "pip install -U gguf, or use a file of another quantization, such as Q8_0 or Q4_K_M"
+            )
+        dtype = _STORED[entry.kind][0] if entry.kind in _STORED else "F32"
+
+        def read(rows: slice) -> np.ndarray:
+            return self._values(entry, rows if order is None else order[rows])[1]
+
+        return ComputedTensor(name, dtype, entry.shape, read)
 
     def stored_bytes(self) -> int:
         """Bytes that the tensors take in the file."""
@@ -148,37 +186,33 @@ class GGUFCheckpoint:
         ends = end_token_ids(self.metadata)
         return found | ({"eos_token_id": ends} if ends else {})
 
-    def _values(self, entry: GGUFTensor, rows: slice = slice(None)) -> tuple[str, np.ndarray]:
+    def _values(self, entry: GGUFTensor, rows: Rows = slice(None)) -> tuple[str, np.ndarray]:
         """Dtype and array (uint16 stands for BF16) of a tensor, or of some of its rows (first dimension)."""
         data = self._file.data(entry)
         if entry.kind in _STORED:
             dtype, size = _STORED[entry.kind]
             return dtype, data.view(f"<{'u2' if dtype == 'BF16' else f'f{size}'}").reshape(entry.shape)[rows]
-        row_bytes = entry.num_bytes // math.prod(entry.shape[:-1])
-        codes = data.reshape(*entry.shape[:-1], row_bytes)[rows]
-        try:
-            with np.errstate(all="ignore"):  # a scale of inf or nan is the file's own
-                values = dequantize(np.ascontiguousarray(codes), entry.kind)
-        except NotImplementedError as error:
-            raise CheckpointError(
-                f"{self.path}: tensor {entry.name}: the installed gguf package cannot dequantize {entry.kind.name}: "
-                "pip install -U gguf, or use a file of another quantization, such as Q8_0 or Q4_K_M"
-            ) from error
-        return "F32", np.ascontiguousarray(values, dtype=np.float32)
+        columns = entry.shape[-1]
+        if len(entry.shape) == 1:
+            return "F32", dequantize_rows(data.reshape(1, -1), entry.kind, columns)[0][rows]
+        codes = data.reshape(entry.shape[0], -1)[rows]
+        return "F32", dequantize_rows(codes, entry.kind, columns).reshape(-1, *entry.shape[1:])
 
-    def _restore_rows(self, name: str, values: np.ndarray, heads: int) -> np.ndarray:
-        """Rows of q or k from interleaved halves back to first half, second half.
+    def _row_order(self, name: str, entry: GGUFTensor) -> np.ndarray | None:
+        """For q and k of llama: where in the file each Hugging Face row lies; their heads are interleaved there.
 
         in GGUF:       h0.a0 h0.b0 h0.a1 h0.b1 ...      (a: first half of the head, b: second half)
         Hugging Face:  h0.a0 h0.a1 ... h0.b0 h0.b1 ...
         """
-        rows = values.shape[0]
+        heads = self._permuted_heads.get(name.split(".")[-2])
+        if heads is None:
+            return None
+        rows = entry.shape[0]
         if rows % (2 * heads):
             raise CheckpointError(
                 f"{self.path}: tensor {name}: {rows} rows do not divide into {heads} heads of even size"
             )
-        split = values.reshape(heads, rows // heads // 2, 2, *values.shape[1:])
-        return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
+        return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
     def _settle_head(self) -> bool:
         """Whether the head is the embedding; if it is stored a second time, the finer copy serves both."""

@@ -20,6 +20,7 @@ from rich.text import Text
 from pagedcli.checkpoint.inspect import Finding, judge
 from pagedcli.cli.console import make_messages
 from pagedcli.cli.display import two_columns
+from pagedcli.errors import MissingDependencyError
 from pagedcli.models.load import expected_tensors
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.protocol import OpReport
@@ -115,9 +116,9 @@ def _print_findings(console: Console, path: Path, findings: list[Finding]) -> No
 
 
 def _report_machine(console: Console) -> None:
-    from pagedcli.ops.torch_ops import cuda_is_available
+    from pagedcli.ops.select import has_cuda
 
-    device = "cuda" if cuda_is_available() else "cpu"
+    device = "cuda" if has_cuda() else "cpu"
     sections: list[tuple[str, list[tuple[str, str]]]] = [
         ("Versions", _versions()),
         ("Processor", _processor_rows()),
@@ -170,7 +171,7 @@ def _memory_rows() -> list[tuple[str, str]]:
 
 def _device_rows(device: str) -> list[tuple[str, str]]:
     if device == "cpu":
-        return [("cuda", "no CUDA device found by torch")]
+        return [("cuda", _why_no_cuda())]
     import torch
 
     free, total = torch.cuda.mem_get_info()
@@ -178,10 +179,24 @@ def _device_rows(device: str) -> list[tuple[str, str]]:
     return [("cuda", f"{name}, {show_bytes(free)} free of {show_bytes(total)}")]
 
 
+def _why_no_cuda() -> str:
+    from pagedcli.ops.select import driver_has_device, torch_is_installed
+
+    if not driver_has_device():
+        return "no CUDA device here"
+    if not torch_is_installed():
+        return "there is a CUDA device, and torch is not installed: pip install 'pagedcli[cuda]'"
+    return "there is a CUDA device, and this torch cannot use it"
+
+
 def _op_rows(device: str) -> list[tuple[str, str]]:
     from pagedcli.ops.select import make_ops
 
-    report: dict[str, OpReport] = make_ops(device, "bfloat16").report()
+    backend = "torch" if device == "cuda" else "native"
+    try:
+        report: dict[str, OpReport] = make_ops(device, "bfloat16", backend).report()
+    except MissingDependencyError as error:
+        return [("native", str(error))]
     return [(name, f"{entry.implementation}: {entry.detail}") for name, entry in report.items()]
 
 

@@ -1,32 +1,115 @@
-"""Picks the backend for a device. Imports the backend only when it is made."""
+"""Picks the backend for a device, and finds out whether there is a CUDA device. Imports a backend only when it is made.
+
+Nothing here imports torch unless a CUDA driver tells of a device: `--device auto` on a machine without one must not
+cost the seconds that importing torch takes.
+"""
 
 from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pagedcli.errors import ConfigError, MissingDependencyError
 from pagedcli.ops.protocol import Ops
 
+if TYPE_CHECKING:
+    from pagedcli.ops.native_ops import NativeOps
 
-def make_ops(device: str, dtype: str) -> Ops:
+BACKENDS = ("native", "torch")
+_DRIVERS = ("libcuda.so.1", "nvcuda.dll")
+
+
+def make_ops(device: str, dtype: str, backend: str = "torch") -> Ops:
     """The ops of a device.
 
     Args:
         device: "cpu", "cuda" or "cuda:1" and the like.
         dtype: "float32", "bfloat16", "float16"; float16 runs as bfloat16 on a CPU ("float64" for reference runs).
+        backend: "torch", the reference, or "native", on a CPU with one thread (`make_native_ops` takes more).
 
     Raises:
-        ConfigError: There is no such device here.
+        ConfigError: There is no such device here, or the backend cannot use it.
+        MissingDependencyError: The backend is not installed.
     """
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device.device is {device!r}: choose cpu or cuda")
-    try:
-        from pagedcli.ops import torch_ops
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"{error.name} is not installed, and the ops run on it: pip install {error.name}"
-        ) from error
-    if kind == "cuda" and not torch_ops.cuda_is_available():
-        raise ConfigError("device.device is cuda, but torch finds no CUDA device here: use --device cpu")
     if kind == "cpu" and dtype == "float16":
         dtype = "bfloat16"
+    if backend == "native" and kind == "cpu":
+        return make_native_ops(dtype, threads=1)
+    if backend != "torch":
+        raise ConfigError(f"device.backend is {backend!r}: choose native (on a CPU only) or torch")
+    require_torch(
+        f"device.device is {device} and device.backend is torch" if kind == "cpu" else f"--device {kind}"
+    )
+    from pagedcli.ops import torch_ops
+
+    if kind == "cuda" and not torch_ops.cuda_is_available():
+        raise ConfigError("device.device is cuda, but torch finds no CUDA device here: use --device cpu")
     return torch_ops.TorchOps(device, dtype)
+
+
+def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = ()) -> NativeOps:
+    """The native kernels on this CPU.
+
+    Raises:
+        MissingDependencyError: They were not built.
+        ConfigError: PAGED_CPU_ISA names a variant that is not there.
+    """
+    try:
+        from pagedcli.ops.native_ops import NativeOps
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("paged_kernels"):
+            raise
+        raise MissingDependencyError(
+            f"{error}, or choose the slower torch: --set device.backend=torch"
+        ) from error
+    try:
+        return NativeOps(dtype, threads=threads, cpus=cpus)
+    except ValueError as error:
+        raise ConfigError(f"the native CPU engine cannot start: {error}") from error
+
+
+def torch_is_installed() -> bool:
+    """Whether torch could be imported; it is not."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def require_torch(wanted_by: str) -> None:
+    """Say in one line that torch is needed and not there.
+
+    Args:
+        wanted_by: The setting that needs it, to begin the sentence with.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    if not torch_is_installed():
+        extra = "cuda" if "cuda" in wanted_by else "all"
+        raise MissingDependencyError(
+            f"{wanted_by}, which needs torch, and torch is not installed: pip install 'pagedcli[{extra}]'"
+        )
+
+
+def has_cuda() -> bool:
+    """Whether torch can compute on a CUDA device. Imports torch only if the driver tells of one."""
+    if not torch_is_installed() or not driver_has_device():
+        return False
+    from pagedcli.ops.torch_ops import cuda_is_available
+
+    return cuda_is_available()
+
+
+def driver_has_device() -> bool:
+    """Whether NVIDIA's driver is here and counts a device at least."""
+    for name in _DRIVERS:
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        count = ctypes.c_int(0)
+        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return False

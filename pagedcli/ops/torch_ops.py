@@ -232,5 +232,7 @@ def _rotate_heads(
 
 def _view(tensor: HostTensor) -> Tensor:
     """The stored tensor without a copy; torch wants writable memory, so a read-only map is copied first."""
-    data = tensor.data if tensor.data.flags.writeable else np.array(tensor.data)
+    data = tensor.data  # may be computed on the way
+    if not data.flags.writeable:
+        data = np.array(data)
     return torch.from_numpy(data).view(STORED_DTYPES[tensor.dtype]).view(tensor.shape)

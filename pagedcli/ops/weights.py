@@ -13,7 +13,7 @@ Shard = Literal["none", "column", "row"]
 
 
 class HostTensor(Protocol):
-    """A stored tensor, as `checkpoint.RawTensor` gives it."""
+    """A stored tensor, as a checkpoint gives it. `data` may be computed when it is asked for: ask once."""
 
     @property
     def name(self) -> str:
@@ -30,6 +30,9 @@ class HostTensor(Protocol):
     @property
     def data(self) -> Any:
         """1-D numpy uint8 view of the bytes, row-major, little-endian."""
+
+    def rows(self, first: int, last: int) -> HostTensor:
+        """Rows `first` to `last` - 1, for a backend that wants no whole copy."""
 
 
 @dataclass(frozen=True, slots=True)

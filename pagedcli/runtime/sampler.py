@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from paged_kernels.sampling import (
@@ -26,6 +25,7 @@ from paged_kernels.sampling import (
 from torch import Tensor
 
 from pagedcli.core.plan import TokenLogprob
+from pagedcli.runtime.faults import Fault
 from pagedcli.runtime.sampling_rows import SamplingRow
 from pagedcli.runtime.transfer import integers, reals, to_host
 
@@ -35,23 +35,7 @@ _TILE_ROWS = 16
 _FIRST_CANDIDATES = 64
 _CANDIDATE_GROWTH = 8
 NO_LIMIT = 2**31
-
-
-class Fault(IntEnum):
-    """Why a row could not be sampled."""
-
-    NONE = 0
-    NOT_FINITE = 1
-    NOTHING_LEFT = 2
-
-    def message(self) -> str:
-        """One line for the user, who knows the request by another id than the core."""
-        if self is Fault.NOT_FINITE:
-            return "the model computed NaN or infinite logits: check the weights and the dtype"
-        return (
-            "no token is left to sample: allowed_token_ids, bad_token_ids, bad_words and "
-            "min_tokens together forbid all of the vocabulary"
-        )
+__all__ = ["Fault", "LogprobRequest", "Logprobs", "SampleRequest", "logprobs", "sample"]
 
 
 @dataclass(frozen=True, slots=True)

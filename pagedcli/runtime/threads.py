@@ -39,6 +39,14 @@ def allowed_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
+def core_cpus(cpus: Collection[int] | None = None, topology: Path = _TOPOLOGY) -> tuple[int, ...]:
+    """One logical CPU of each physical core that may be used, in ascending order: where threads are pinned."""
+    first: dict[tuple[str, ...], int] = {}
+    for cpu in sorted(allowed_cpus() if cpus is None else cpus):
+        first.setdefault(_core_of(cpu, topology), cpu)
+    return tuple(first.values())
+
+
 def physical_cores(cpus: Collection[int], topology: Path = _TOPOLOGY) -> int:
     """Different physical cores among logical CPUs; a CPU that tells nothing of its core counts as one."""
     return len({_core_of(cpu, topology) for cpu in cpus})

@@ -13,7 +13,8 @@ from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.core import EngineCore
 from pagedcli.engine.executor import Executor
 from pagedcli.models.load import Model
-from pagedcli.runtime.executors import InlineExecutor, ThreadExecutor
+from pagedcli.ops.torch_ops import TorchOps
+from pagedcli.runtime.executors import InlineExecutor, Launches, ThreadExecutor
 from pagedcli.runtime.worker import Worker
 
 
@@ -57,10 +58,8 @@ def run_requests(model: Model, requests: Sequence[Request], setup: Setup, max_mo
     )
     kv = PagedKV(setup.num_blocks, setup.block_size, caching=setup.caching)
     scheduler = Scheduler(config, kv, max_model_len=max_model_len)
-    worker = Worker(
+    worker = make_worker(
         model,
-        model.spec,
-        dtype=model.ops.dtype,
         num_blocks=setup.num_blocks,
         block_size=setup.block_size,
         max_num_seqs=setup.max_num_seqs,
@@ -91,6 +90,17 @@ def run_requests(model: Model, requests: Sequence[Request], setup: Setup, max_mo
         num_cached=sum(request.num_cached for request in requests),
         num_steps=scheduler.stats.counters.steps,
     )
+
+
+def make_worker(model: Model, **sizes: int) -> Launches:
+    """The worker of the backend that loaded the model."""
+    if isinstance(model.ops, TorchOps):
+        return Worker(model, model.spec, dtype=model.ops.dtype, **sizes)
+    from pagedcli.ops.native_ops import NativeOps
+    from pagedcli.runtime.native_worker import make_native_worker
+
+    assert isinstance(model.ops, NativeOps)
+    return make_native_worker(model, model.ops, **sizes)
 
 
 def fresh(request: Request) -> Request:

@@ -72,7 +72,8 @@ def test_the_config_is_the_folders(family: str, tiny_gguf: MakeModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor_type", "dtype"), [("F16", "F16"), ("BF16", "BF16"), ("Q8_0", "F32"), ("Q4_1", "F32")]
+    ("tensor_type", "dtype"),
+    [("F16", "F16"), ("BF16", "BF16"), ("Q8_0", "F32"), ("Q4_1", "F32"), ("Q4_0", "F32"), ("Q5_1", "F32")],
 )
 def test_values_equal_the_gguf_package(tensor_type: str, dtype: str, tiny_gguf: MakeModel) -> None:
     path = tiny_gguf("qwen3", tensor_type=tensor_type, **WIDE)
@@ -90,6 +91,7 @@ def test_values_equal_the_gguf_package(tensor_type: str, dtype: str, tiny_gguf: 
         mine = checkpoint.tensor(name)
         assert mine.dtype == dtype
         np.testing.assert_array_equal(array(mine), gguf.dequantize(tensor.data, tensor.tensor_type))
+        np.testing.assert_array_equal(array(mine.rows(3, 8)), array(mine)[3:8])
     assert checkpoint.config["torch_dtype"] == ("float16" if tensor_type == "F16" else "bfloat16")
 
 
@@ -102,6 +104,8 @@ def test_q_and_k_of_llama_are_restored_when_quantized_too(tiny_gguf: MakeModel) 
         mine = array(open_checkpoint(path).tensor(f"model.layers.1.self_attn.{name}.weight"))
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         np.testing.assert_array_equal(permute_rows(mine, heads), values)
+        rows = open_checkpoint(path).tensor(f"model.layers.1.self_attn.{name}.weight").rows(5, 21)
+        assert (rows.shape[0], rows.data.tobytes()) == (16, mine[5:21].tobytes())
         assert not np.array_equal(mine, values)
 
 
@@ -313,11 +317,11 @@ def test_a_storage_type_without_decoder_is_refused_by_name(
     def unknown(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
         raise NotImplementedError
 
-    path = write_tiny_gguf(tmp_path / "x.gguf", "llama", tensor_type="Q8_0", **WIDE)
+    path = write_tiny_gguf(tmp_path / "x.gguf", "llama", tensor_type="Q5_0", **WIDE)
     checkpoint = open_checkpoint(path)
-    monkeypatch.setattr("pagedcli.checkpoint.gguf_checkpoint.dequantize", unknown)
+    monkeypatch.setattr("pagedcli.checkpoint.dequantize.dequantize", unknown)
     with pytest.raises(
-        CheckpointError, match=r"x\.gguf: tensor blk\.0\.ffn_up\.weight: .* cannot dequantize Q8_0"
+        CheckpointError, match=r"x\.gguf: tensor blk\.0\.ffn_up\.weight: .* cannot dequantize Q5_0"
     ):
         checkpoint.tensor("model.layers.0.mlp.up_proj.weight")
 

@@ -67,10 +67,17 @@ def make_requests() -> list[Request]:
     return requests
 
 
-@pytest.fixture(scope="module", params=["llama-float32", "mistral-bfloat16", "qwen3-bfloat16"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        f"{model}-{backend}"
+        for backend in ("torch", "native")
+        for model in ("llama-float32", "mistral-bfloat16", "qwen3-bfloat16")
+    ],
+)
 def model(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Model:
-    family, dtype = request.param.split("-")
-    return load_model(open_checkpoint(tiny_checkpoint(family)), make_ops("cpu", dtype), MAX_LEN)
+    family, dtype, backend = request.param.split("-")
+    return load_model(open_checkpoint(tiny_checkpoint(family)), make_ops("cpu", dtype, backend), MAX_LEN)
 
 
 @pytest.fixture(scope="module")

@@ -55,10 +55,10 @@ def prompts(checkpoint: Checkpoint) -> list[list[int]]:
     return encoded + [tokenizer.encode(text, add_special_tokens=False) for text in chats]
 
 
-@pytest.fixture(scope="module")
-def answers(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[Answer]:
+@pytest.fixture(scope="module", params=["native", "torch"])
+def answers(request: pytest.FixtureRequest, checkpoint: Checkpoint, prompts: list[list[int]]) -> list[Answer]:
     """The engine's, all prompts together in one batch."""
-    model = load_model(checkpoint, make_ops("cpu", "float32"), MAX_LEN)
+    model = load_model(checkpoint, make_ops("cpu", "float32", request.param), MAX_LEN)
     params = SamplingParams(max_tokens=NUM_TOKENS, logprobs=1)
     requests = [Request(i, list(prompt), len(prompt), params) for i, prompt in enumerate(prompts)]
     setup = Setup(num_blocks=1000, max_num_seqs=40, budget=512, depth=2)

@@ -1,0 +1,102 @@
+"""The compiled module: kernels/src/binding. `native` is the typed way to it; nothing else should import this one."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+# Anything with the buffer protocol, C-contiguous; sizes and element sizes are checked. bfloat16 is 2-byte integers.
+_Readable = Any
+_Writable = Any
+
+ABI_VERSION: int
+
+class Error(ValueError):
+    """A caller's mistake, or what this machine cannot do, in one line with the numbers."""
+
+def available_isas() -> tuple[str, ...]:
+    """Variants that are built and that this machine can run, best first."""
+
+@final
+class Buffer:
+    """Zeroed memory, aligned to 64 bytes (2 MB and in huge pages if large); bytes by the buffer protocol."""
+
+    def __new__(cls, num_bytes: int, huge: bool = True) -> Buffer: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Runtime:
+    """A variant and a pool of threads; calls are made by one thread at a time, without the GIL."""
+
+    def __new__(cls, threads: int, cpus: Sequence[int], isa: str) -> Runtime: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    def bind_caller(self) -> None: ...
+    def pack(
+        self,
+        packed: Buffer,
+        dtype: int,
+        row_offset: int,
+        rows: int,
+        in_features: int,
+        source: _Readable,
+        source_dtype: int,
+    ) -> None: ...
+    def copy_blocks(self, pool: Buffer, planes: int, num_blocks: int, block_bytes: int, copies: _Readable) -> None: ...
+    def call(self, kernel: str, params: _Readable) -> None:
+        """One kernel on a parameter struct of include/paged/kernels.h, unchecked: for tests and measurements."""
+
+    def sample(
+        self,
+        logits: _Readable,
+        rows: _Readable,
+        tokens: _Writable,
+        faults: _Writable,
+        logprobs: _Writable,
+        ranks: _Writable,
+        top_ids: _Writable,
+        top: _Writable,
+    ) -> None: ...
+    def logprobs(
+        self,
+        logits: _Readable,
+        logit_rows: _Readable,
+        tokens: _Readable,
+        num_top: _Readable,
+        logprobs: _Writable,
+        ranks: _Writable,
+        top_ids: _Writable,
+        top: _Writable,
+    ) -> None: ...
+
+@final
+class Program:
+    """A recorded list of kernel calls; values are small integers. As a buffer: the output of the last run."""
+
+    def __new__(cls, runtime: Runtime, dtype: int, block_size: int) -> Program: ...
+    def embedding(self, table: Buffer, vocab_size: int, hidden_size: int) -> int: ...
+    def norm(self, x: int, residual: int, weight: Buffer, eps: float) -> tuple[int, int]: ...
+    def linear(self, x: int, weight: Buffer, out_features: int, bias: Buffer | None, float32_out: bool) -> int: ...
+    def rope(
+        self, qkv: int, num_heads: int, num_kv_heads: int, head_dim: int, cos: Buffer, sin: Buffer,
+        q_norm: Buffer | None, k_norm: Buffer | None, eps: float, kv: Buffer, key_offset: int, value_offset: int,
+    ) -> int: ...
+    def attention(
+        self, q: int, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, window: int,
+        kv: Buffer, key_offset: int, value_offset: int,
+    ) -> int: ...
+    def gated(self, gate_up: int, activation: int) -> int: ...
+    def add(self, x: int, residual: int) -> int: ...
+    def select(self, x: int) -> int: ...
+    def finish(self, output: int, fuse: bool) -> None: ...
+    def run(
+        self, token_ids: _Readable, positions: _Readable, slot_mapping: _Readable, query_start: _Readable,
+        seq_lens: _Readable, block_table: _Readable, logit_rows: _Readable,
+    ) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def describe(self) -> str: ...
+    def workspace_bytes(self) -> int: ...

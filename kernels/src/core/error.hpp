@@ -1,0 +1,20 @@
+// The core's one exception: a caller's mistake or a refusal of the system, with the numbers.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace paged {
+
+class Error : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+inline void require(bool condition, const std::string& message) {
+    if (!condition) {
+        throw Error(message);
+    }
+}
+
+}  // namespace paged

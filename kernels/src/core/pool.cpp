@@ -1,0 +1,239 @@
+#include "pool.hpp"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "error.hpp"
+
+namespace paged {
+
+namespace {
+
+constexpr int64_t MAX_CALLS = 4096;  // of one epoch; longer lists run in pieces
+constexpr auto SPIN_TIME = std::chrono::microseconds(100);
+
+constexpr int FIELD_BITS = 22;
+constexpr uint64_t FIELD = (uint64_t{1} << FIELD_BITS) - 1;
+constexpr uint64_t EPOCHS = uint64_t{1} << (64 - 2 * FIELD_BITS);
+
+uint64_t range_word(uint64_t epoch, uint64_t next, uint64_t end) {
+    return epoch << (2 * FIELD_BITS) | next << FIELD_BITS | end;
+}
+uint64_t range_epoch(uint64_t word) { return word >> (2 * FIELD_BITS); }
+uint64_t range_next(uint64_t word) { return word >> FIELD_BITS & FIELD; }
+uint64_t range_end(uint64_t word) { return word & FIELD; }
+
+uint64_t progress_word(uint64_t epoch, uint64_t left) { return epoch << 32 | left; }
+uint64_t progress_epoch(uint64_t word) { return word >> 32; }
+uint64_t progress_left(uint64_t word) { return word & 0xffffffffu; }
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+std::vector<int> allowed_cpus() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    std::vector<int> cpus;
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+            if (CPU_ISSET(cpu, &set)) {
+                cpus.push_back(cpu);
+            }
+        }
+    }
+    return cpus;
+}
+
+// Pinning is an optimization: a system that refuses it gets unpinned threads.
+void pin(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    (void)pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
+}  // namespace
+
+Pool::Pool(int threads, std::vector<int> cpus) : threads_(threads), cpus_(std::move(cpus)) {
+    require(threads >= 1 && threads <= 1024, "threads is " + std::to_string(threads) + ": from 1 to 1024");
+    if (cpus_.empty()) {
+        cpus_ = allowed_cpus();
+    }
+    const size_t ranges = sizeof(Range) * static_cast<size_t>(MAX_CALLS * threads_);
+    words_ = Memory(ranges + sizeof(Progress) * MAX_CALLS, false);
+    // Zeroed memory is a valid state of all words: epoch 0, nothing to take, nothing left.
+    ranges_ = reinterpret_cast<Range*>(words_.data());
+    progress_ = reinterpret_cast<Progress*>(words_.data() + ranges);
+    for (int thread = 0; thread < threads_; thread++) {
+        scratch_.emplace_back(PAGED_SCRATCH_BYTES, false);
+    }
+    for (int thread = 1; thread < threads_; thread++) {
+        workers_.emplace_back([this, thread] { serve(thread); });
+    }
+}
+
+Pool::~Pool() {
+    stop_.store(true);
+    epoch_.fetch_add(1);
+    wake();
+    for (std::thread& worker : workers_) {
+        worker.join();
+    }
+}
+
+void Pool::bind_caller() const {
+    if (!cpus_.empty()) {
+        pin(cpus_.front());
+    }
+}
+
+void Pool::run(const Call* calls, int64_t count) {
+    for (int64_t done = 0; done < count; done += MAX_CALLS) {
+        run_some(calls + done, std::min(MAX_CALLS, count - done));
+    }
+}
+
+void Pool::run_some(const Call* calls, int64_t count) {
+    const uint64_t epoch = (epoch_.load(std::memory_order_relaxed) + 1) % EPOCHS;
+    lay_out(calls, count, epoch);
+    count_.store(count, std::memory_order_relaxed);
+    calls_.store(calls, std::memory_order_release);
+    epoch_.store(epoch);
+    wake();
+    work(0, epoch);
+}
+
+void Pool::lay_out(const Call* calls, int64_t count, uint64_t epoch) {
+    for (int64_t index = 0; index < count; index++) {
+        const Call& call = calls[index];
+        const int64_t items = call.kernel->items(call.params);
+        require(items >= 0 && static_cast<uint64_t>(items) < FIELD, "a call has " + std::to_string(items) + " items");
+        for (int thread = 0; thread < threads_; thread++) {
+            const int64_t first = items * thread / threads_, last = items * (thread + 1) / threads_;
+            range(index, thread).word.store(
+                range_word(epoch, static_cast<uint64_t>(first), static_cast<uint64_t>(last)), std::memory_order_relaxed
+            );
+        }
+        progress_[index].grain.store(call.kernel->grain(call.params), std::memory_order_relaxed);
+        progress_[index].word.store(progress_word(epoch, static_cast<uint64_t>(items)), std::memory_order_release);
+    }
+}
+
+void Pool::serve(int thread) {
+    if (!cpus_.empty()) {
+        pin(cpus_[static_cast<size_t>(thread) % cpus_.size()]);
+    }
+    uint64_t seen = 0;
+    for (;;) {
+        wait([&] { return epoch_.load() != seen; });
+        if (stop_.load()) {
+            return;
+        }
+        seen = epoch_.load();
+        work(thread, seen);
+    }
+}
+
+void Pool::work(int thread, uint64_t epoch) {
+    const Call* calls = calls_.load(std::memory_order_acquire);
+    const int64_t count = count_.load(std::memory_order_relaxed);
+    for (int64_t index = 0; index < count; index++) {
+        if (!take_items(thread, calls[index], index, epoch) || !wait_done(index, epoch)) {
+            return;
+        }
+    }
+}
+
+// False if the run is over. `call` is only looked into once an item was taken: until it is done the run cannot end.
+bool Pool::take_items(int thread, const Call& call, int64_t index, uint64_t epoch) {
+    const uint64_t grain = static_cast<uint64_t>(progress_[index].grain.load(std::memory_order_relaxed));
+    uint64_t taken = 0;
+    for (int offset = 0; offset < threads_; offset++) {
+        std::atomic<uint64_t>& word = range(index, (thread + offset) % threads_).word;
+        uint64_t seen = word.load(std::memory_order_acquire);
+        for (;;) {
+            if (range_epoch(seen) != epoch) {
+                return false;  // nothing was taken: a run with items out does not end
+            }
+            const uint64_t next = range_next(seen), end = range_end(seen);
+            if (next >= end) {
+                break;
+            }
+            const uint64_t last = std::min(next + grain, end);
+            if (word.compare_exchange_weak(seen, range_word(epoch, last, end), std::memory_order_acq_rel)) {
+                call.kernel->run(
+                    call.params, static_cast<int64_t>(next), static_cast<int64_t>(last),
+                    scratch_[static_cast<size_t>(thread)].data()
+                );
+                taken += last - next;
+                seen = word.load(std::memory_order_acquire);
+            }
+        }
+    }
+    if (taken > 0) {
+        finish_items(index, taken);
+    }
+    return true;
+}
+
+void Pool::finish_items(int64_t index, uint64_t count) {
+    if (progress_left(progress_[index].word.fetch_sub(count)) == count) {
+        wake();
+    }
+}
+
+bool Pool::wait_done(int64_t index, uint64_t epoch) {
+    uint64_t word = 0;
+    wait([&] {
+        word = progress_[index].word.load();
+        return progress_epoch(word) != epoch || progress_left(word) == 0;
+    });
+    return progress_epoch(word) == epoch;
+}
+
+template <class Done>
+void Pool::wait(Done done) {
+    if (done()) {
+        return;
+    }
+    const auto limit = std::chrono::steady_clock::now() + SPIN_TIME;
+    for (int spins = 1;; spins++) {
+        pause();
+        if (done()) {
+            return;
+        }
+        if (spins % 64 == 0 && std::chrono::steady_clock::now() > limit) {
+            break;
+        }
+    }
+    // Who changes the state looks at `sleepers_` afterwards, who sleeps looks at the state after entering there.
+    sleepers_.fetch_add(1);
+    for (;;) {
+        const uint32_t event = event_.load();
+        if (done()) {
+            break;
+        }
+        syscall(SYS_futex, &event_, FUTEX_WAIT_PRIVATE, event, nullptr, nullptr, 0);
+    }
+    sleepers_.fetch_sub(1);
+}
+
+void Pool::wake() {
+    if (sleepers_.load() > 0) {
+        event_.fetch_add(1);
+        syscall(SYS_futex, &event_, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
+    }
+}
+
+}  // namespace paged

@@ -1,0 +1,158 @@
+// A model's step as a flat list of kernel calls over buffers: recorded once, replayed by one call per step.
+//
+// Values are recorded by number; `finish` fuses what can be fused and gives values that do not live at the same time
+// the same memory. A value has one row per token of the step or, behind `select`, per asked row of logits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "memory.hpp"
+#include "paged/kernels.h"
+#include "pool.hpp"
+
+namespace paged {
+
+// Arrays of one step, as pagedcli's ForwardBatch has them.
+struct Batch {
+    const int64_t* token_ids;     // [num_tokens]
+    const int64_t* positions;     // [num_tokens]
+    const int64_t* slot_mapping;  // [num_tokens]
+    const int32_t* query_start;   // [num_seqs + 1]
+    const int32_t* seq_lens;      // [num_seqs]
+    const int32_t* block_table;   // [num_seqs, table_stride]
+    const int64_t* logit_rows;    // [num_logit_rows]
+    int64_t num_tokens, num_seqs, table_stride, num_logit_rows;
+};
+
+enum class OpKind { embedding, norm, linear, rope, attention, gated, add, select };
+
+struct Heads {
+    int64_t num_heads, num_kv_heads, head_dim;
+};
+
+// Keys and values of one layer.
+struct Cache {
+    char* key;
+    char* value;
+    int64_t plane_bytes;     // of all keys; of all values
+    int64_t num_blocks = 0;  // follows
+};
+
+// One recorded op; which fields count depends on the kind.
+struct Op {
+    OpKind kind;
+    int inputs[2] = {-1, -1};
+    int outputs[2] = {-1, -1};
+    const void* weight = nullptr;  // packed, or floats of a norm
+    const float* bias = nullptr;
+    const float* cos = nullptr;
+    const float* sin = nullptr;
+    const float* q_norm = nullptr;
+    const float* k_norm = nullptr;
+    int64_t size = 0;  // vocabulary, positions of the angles, or window
+    float number = 0;  // eps or scale
+    int activation = 0;
+    bool gated = false;
+    Heads heads = {0, 0, 0};
+    Cache cache = {nullptr, nullptr, 0, 0};
+};
+
+struct Value {
+    int64_t features;
+    int32_t dtype;
+    bool per_logit_row;
+    int slot = -1;
+};
+
+class Program {
+public:
+    Program(const PagedTable& table, Pool& pool, int32_t dtype, int64_t block_size);
+
+    int embedding(const void* table, int64_t table_bytes, int64_t vocab_size, int64_t hidden_size);
+    // Without a residual (-1) there is no sum (-1).
+    std::pair<int, int> norm(int x, int residual, const float* weight, int64_t weight_size, float eps);
+    int linear(int x, const void* weight, int64_t weight_bytes, int64_t out_features, const float* bias, bool float32_out);
+    int rope(int qkv, const Heads& heads, const Op& angles, const Cache& cache);
+    int attention(int q, const Heads& heads, float scale, int64_t window, const Cache& cache);
+    int gated(int gate_up, int activation);
+    int add(int x, int residual);
+    int select(int x);
+    void finish(int output, bool fuse);
+
+    void run(const Batch& batch);
+
+    // Of the last run; valid until the next one, and as memory as long as it is held.
+    void* output() const;
+    void hold_output(bool held);
+    int64_t output_rows() const { return output_rows_; }
+    const Value& output_value() const { return values_[static_cast<size_t>(output_)]; }
+    int64_t features(int value) const { return at(value).features; }
+    std::string describe() const;
+    int64_t workspace_bytes() const;
+
+private:
+    struct Slot {
+        int64_t token_row_bytes = 0, logit_row_bytes = 0;
+        Memory memory;
+    };
+    union Params {
+        PagedEmbedding embedding;
+        PagedNorm norm;
+        PagedLinear linear;
+        PagedRope rope;
+        PagedAttention attention;
+        PagedGated gated;
+        PagedAdd add;
+        PagedSelect select;
+    };
+    // Tiles of the step's rows for layers whose tiles have so many rows.
+    struct Tiles {
+        int64_t rows;
+        std::vector<int64_t> all;
+    };
+
+    const Value& at(int value) const;
+    void check_packed(int64_t bytes, int64_t out_features, int64_t in_features) const;
+    Cache whole_blocks(const Cache& cache, const Heads& heads) const;
+    int new_value(int64_t features, int32_t dtype, bool per_logit_row);
+    void fuse_gated();
+    void drop_unused();
+    void assign_slots();
+    void assign_op(size_t index, const std::vector<size_t>& last_use, std::vector<int>& free);
+    int take_slot(const Value& value, std::vector<int>& free);
+
+    void check(const Batch& batch) const;
+    void check_sequences(const Batch& batch) const;
+    void reserve(const Batch& batch);
+    void resolve(const Batch& batch);
+    void resolve_op(const Op& op, const Batch& batch);
+    void resolve_attention(const Op& op, const Batch& batch);
+    void plan_splits(PagedAttention& params, const Batch& batch);
+    const Tiles& tiles_of(int64_t rows, const Batch& batch);
+    Params& push(const PagedKernel& kernel);
+    int64_t rows_of(const Value& value, const Batch& batch) const;
+    int64_t stride(int value) const;
+    void* data(int value) const;
+
+    const PagedTable& table_;
+    Pool& pool_;
+    int32_t dtype_;
+    int64_t block_size_;
+    std::vector<Op> ops_;
+    std::vector<Value> values_;
+    std::vector<Slot> slots_;
+    std::vector<Memory> retired_;
+    bool output_held_ = false;
+    int output_ = -1;
+    int64_t output_rows_ = 0;
+    bool finished_ = false;
+
+    std::vector<Params> params_;
+    std::vector<Call> calls_;
+    std::vector<Tiles> tiles_;
+    Memory partial_;
+};
+
+}  // namespace paged

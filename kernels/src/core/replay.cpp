@@ -1,0 +1,255 @@
+// Replay of programs: the step's arrays are checked, buffers grow if they must, ops become kernel calls.
+#include <algorithm>
+
+#include "error.hpp"
+#include "program.hpp"
+
+namespace paged {
+
+namespace {
+
+// Attention of so few tiles per thread is cut into splits, so that all threads have work.
+constexpr int64_t FEW_TILES = 8;
+constexpr int64_t MAX_PARTIAL_BYTES = int64_t{64} << 20;
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+}  // namespace
+
+int64_t Program::rows_of(const Value& value, const Batch& batch) const {
+    return value.per_logit_row ? batch.num_logit_rows : batch.num_tokens;
+}
+
+int64_t Program::stride(int value) const { return (at(value).features + 31) / 32 * 32; }
+
+void* Program::data(int value) const { return slots_[static_cast<size_t>(at(value).slot)].memory.data(); }
+
+void* Program::output() const { return data(output_); }
+
+void Program::hold_output(bool held) {
+    output_held_ = held;
+    if (!held) {
+        retired_.clear();
+    }
+}
+
+void Program::run(const Batch& batch) {
+    require(finished_, "the program is not finished");
+    check(batch);
+    reserve(batch);
+    resolve(batch);
+    output_rows_ = rows_of(output_value(), batch);
+    pool_.run(calls_.data(), static_cast<int64_t>(calls_.size()));
+}
+
+void Program::check(const Batch& batch) const {
+    require(batch.num_tokens >= 1 && batch.num_seqs >= 1, "a step has no rows");
+    check_sequences(batch);
+    for (int64_t i = 0; i < batch.num_logit_rows; i++) {
+        const int64_t row = batch.logit_rows[i];
+        require(row >= 0 && row < batch.num_tokens, "a row of logits is " + text(row) + " of " + text(batch.num_tokens));
+    }
+    for (const Op& op : ops_) {
+        if (op.kind == OpKind::embedding) {
+            for (int64_t row = 0; row < batch.num_tokens; row++) {
+                require(batch.token_ids[row] >= 0 && batch.token_ids[row] < op.size,
+                        "token id " + text(batch.token_ids[row]) + " of a vocabulary of " + text(op.size));
+            }
+        }
+    }
+    // One look is enough: all layers have the same cache's blocks and the same angles, or smaller ones are the bound.
+    int64_t positions = INT64_MAX, blocks = INT64_MAX;
+    for (const Op& op : ops_) {
+        positions = op.kind == OpKind::rope ? std::min(positions, op.size) : positions;
+        blocks = op.cache.key != nullptr ? std::min(blocks, op.cache.num_blocks) : blocks;
+    }
+    for (int64_t row = 0; row < batch.num_tokens; row++) {
+        require(batch.positions[row] >= 0 && batch.positions[row] < positions,
+                "position " + text(batch.positions[row]) + " of " + text(positions));
+        require(batch.slot_mapping[row] >= 0 && batch.slot_mapping[row] / block_size_ < blocks,
+                "slot " + text(batch.slot_mapping[row]) + " of " + text(blocks) + " blocks of " + text(block_size_));
+    }
+    for (int64_t sequence = 0; sequence < batch.num_seqs && blocks != INT64_MAX; sequence++) {
+        const int64_t used = (batch.seq_lens[sequence] + block_size_ - 1) / block_size_;
+        const int32_t* table = batch.block_table + sequence * batch.table_stride;
+        for (int64_t i = 0; i < used; i++) {
+            require(table[i] >= 0 && table[i] < blocks, "block " + text(table[i]) + " of " + text(blocks));
+        }
+    }
+}
+
+void Program::check_sequences(const Batch& batch) const {
+    require(batch.query_start[0] == 0 && batch.query_start[batch.num_seqs] == batch.num_tokens,
+            "query_start does not span the step's " + text(batch.num_tokens) + " rows");
+    for (int64_t sequence = 0; sequence < batch.num_seqs; sequence++) {
+        const int64_t rows = int64_t{batch.query_start[sequence + 1]} - batch.query_start[sequence];
+        const int64_t length = batch.seq_lens[sequence], room = batch.table_stride * block_size_;
+        require(rows >= 1 && rows <= length && length <= room,
+                "sequence " + text(sequence) + " has " + text(rows) + " rows and " + text(length) + " tokens, its table holds " +
+                    text(room) + ": 1 <= rows <= tokens <= table is required");
+    }
+}
+
+// Buffers keep the size of the largest step; a larger one gets the next power of two in rows.
+void Program::reserve(const Batch& batch) {
+    for (Slot& slot : slots_) {
+        auto bytes = [&](int64_t tokens, int64_t logits) {
+            return static_cast<size_t>(std::max(slot.token_row_bytes * tokens, slot.logit_row_bytes * logits));
+        };
+        if (bytes(batch.num_tokens, batch.num_logit_rows) > slot.memory.size()) {
+            int64_t tokens = 1, logits = 1;
+            while (tokens < batch.num_tokens) {
+                tokens *= 2;
+            }
+            while (logits < batch.num_logit_rows) {
+                logits *= 2;
+            }
+            if (output_held_) {
+                retired_.push_back(std::move(slot.memory));
+            }
+            slot.memory = Memory();
+            slot.memory = Memory(bytes(tokens, logits), false);
+        }
+    }
+}
+
+void Program::resolve(const Batch& batch) {
+    tiles_.clear();
+    calls_.clear();
+    params_.clear();
+    params_.reserve(ops_.size());  // calls point into it
+    for (const Op& op : ops_) {
+        resolve_op(op, batch);
+    }
+}
+
+Program::Params& Program::push(const PagedKernel& kernel) {
+    params_.emplace_back();
+    calls_.push_back({&kernel, &params_.back()});
+    return params_.back();
+}
+
+void Program::resolve_op(const Op& op, const Batch& batch) {
+    const int in = op.inputs[0], other = op.inputs[1], out = op.outputs[0], sum = op.outputs[1];
+    const int64_t rows = rows_of(at(out), batch);
+    switch (op.kind) {
+        case OpKind::embedding:
+            push(table_.embedding).embedding = {
+                op.weight, batch.token_ids, data(out), rows, at(out).features, stride(out), dtype_,
+            };
+            break;
+        case OpKind::norm:
+            push(table_.norm).norm = {
+                data(in), other < 0 ? nullptr : data(other), static_cast<const float*>(op.weight), data(out),
+                other < 0 ? nullptr : data(sum), rows, at(in).features, stride(in), other < 0 ? 0 : stride(other),
+                stride(out), other < 0 ? 0 : stride(sum), op.number, dtype_,
+            };
+            break;
+        case OpKind::linear:
+            push(table_.linear).linear = {
+                data(in), op.weight, op.bias, data(out), rows, at(in).features,
+                op.gated ? 2 * at(out).features : at(out).features, stride(in), stride(out), dtype_, at(out).dtype,
+                op.gated, op.activation,
+            };
+            break;
+        case OpKind::rope:
+            push(table_.rope).rope = {
+                data(in), batch.positions, batch.slot_mapping, op.cos, op.sin, op.q_norm, op.k_norm, data(out),
+                op.cache.key, op.cache.value, rows, op.heads.num_heads, op.heads.num_kv_heads, op.heads.head_dim,
+                block_size_, stride(in), stride(out), op.number, dtype_,
+            };
+            break;
+        case OpKind::attention:
+            resolve_attention(op, batch);
+            break;
+        case OpKind::gated:
+            push(table_.gated).gated = {
+                data(in), data(out), rows, at(out).features, stride(in), stride(out), op.activation, dtype_,
+            };
+            break;
+        case OpKind::add:
+            push(table_.add).add = {
+                data(in), data(other), data(out), rows, at(out).features, stride(in), stride(other), stride(out), dtype_,
+            };
+            break;
+        case OpKind::select:
+            push(table_.select).select = {
+                data(in), batch.logit_rows, data(out), rows, at(out).features, stride(in), stride(out), dtype_,
+            };
+            break;
+    }
+}
+
+void Program::resolve_attention(const Op& op, const Batch& batch) {
+    const int in = op.inputs[0], out = op.outputs[0];
+    PagedAttention& params = push(table_.attention).attention;
+    params = {};
+    params.q = data(in);
+    params.key = op.cache.key;
+    params.value = op.cache.value;
+    params.block_table = batch.block_table;
+    params.query_start = batch.query_start;
+    params.seq_lens = batch.seq_lens;
+    params.out = data(out);
+    params.rows = batch.num_tokens;
+    params.num_seqs = batch.num_seqs;
+    params.table_stride = batch.table_stride;
+    params.num_heads = op.heads.num_heads;
+    params.num_kv_heads = op.heads.num_kv_heads;
+    params.head_dim = op.heads.head_dim;
+    params.block_size = block_size_;
+    params.q_stride = stride(in);
+    params.out_stride = stride(out);
+    params.window = op.size;
+    params.scale = op.number;
+    params.dtype = dtype_;
+    params.tile_rows = table_.attention_tile_rows(&params);
+    const Tiles& tiles = tiles_of(params.tile_rows, batch);
+    params.tiles = tiles.all.data();
+    params.num_tiles = static_cast<int64_t>(tiles.all.size());
+    plan_splits(params, batch);
+    if (params.partial != nullptr) {
+        calls_.push_back({&table_.attention_join, &params});
+    }
+}
+
+void Program::plan_splits(PagedAttention& params, const Batch& batch) {
+    const int32_t longest = *std::max_element(batch.seq_lens, batch.seq_lens + batch.num_seqs);
+    const int64_t splits = (longest + PAGED_SPLIT_TOKENS - 1) / PAGED_SPLIT_TOKENS;
+    const int64_t bytes = params.rows * params.num_heads * splits * (params.head_dim + 2) * 4;
+    if (splits < 2 || params.num_tiles * params.num_kv_heads >= FEW_TILES * pool_.threads() || bytes > MAX_PARTIAL_BYTES) {
+        return;
+    }
+    if (static_cast<size_t>(bytes) > partial_.size()) {
+        partial_ = Memory();
+        partial_ = Memory(static_cast<size_t>(2 * bytes), false);
+        // Calls that were resolved before this one point to the smaller buffer.
+        for (const Call& call : calls_) {
+            if (call.kernel == &table_.attention || call.kernel == &table_.attention_join) {
+                auto* earlier = const_cast<PagedAttention*>(static_cast<const PagedAttention*>(call.params));
+                earlier->partial = earlier->partial == nullptr ? nullptr : reinterpret_cast<float*>(partial_.data());
+            }
+        }
+    }
+    params.partial = reinterpret_cast<float*>(partial_.data());
+    params.num_splits = splits;
+}
+
+const Program::Tiles& Program::tiles_of(int64_t rows, const Batch& batch) {
+    for (const Tiles& tiles : tiles_) {
+        if (tiles.rows == rows) {
+            return tiles;
+        }
+    }
+    Tiles tiles{rows, {}};
+    for (int64_t sequence = 0; sequence < batch.num_seqs; sequence++) {
+        const int64_t count = batch.query_start[sequence + 1] - batch.query_start[sequence];
+        for (int64_t offset = 0; offset < count; offset += rows) {
+            tiles.all.push_back(sequence << 32 | offset);
+        }
+    }
+    tiles_.push_back(std::move(tiles));
+    return tiles_.back();
+}
+
+}  // namespace paged

@@ -1,0 +1,158 @@
+// The product of `product.hpp` on AMX tiles. A packed block of weights is a column of B tiles as it lies:
+//
+//   A tile: 16 rows of x, 32 k       B tile: 16 pairs of k, 16 outputs x 2       C tile: 16 rows, 16 floats
+//
+// Results of a row do not depend on the other rows of its tile: tiles of fewer rows give the same bits.
+#pragma once
+
+#include <immintrin.h>
+
+#include "paged/types.h"
+#include "simd.hpp"
+
+namespace paged::PAGED_VARIANT {
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t column_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+// Tiles 0 to 3: sums; 4 and 5: x; 6 and 7: weights. `first` rows of x in tile 4, `second` in tile 5.
+PAGED_INLINE void configure_tiles(int first, int second) {
+    TileConfig config;
+    const int rows[8] = {first, first, second, second, first, second, 16, 16};
+    for (int i = 0; i < 8; i++) {
+        config.rows[i] = static_cast<uint8_t>(rows[i]);
+        config.column_bytes[i] = 64;
+    }
+    _tile_loadconfig(&config);
+}
+
+// Up to 16 rows: one tile of x, up to four blocks of weights.
+PAGED_INLINE void configure_narrow(int rows) {
+    TileConfig config;
+    const int all[8] = {rows, rows, rows, rows, rows, 16, 16, 16};
+    for (int i = 0; i < 8; i++) {
+        config.rows[i] = static_cast<uint8_t>(all[i]);
+        config.column_bytes[i] = 64;
+    }
+    _tile_loadconfig(&config);
+}
+
+inline void narrow_blocks4(
+    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes
+) {
+    const bf16 *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
+        _tile_loadd(4, x + k, x_bytes);
+        _tile_loadd(5, w0 + 16 * k, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, w1 + 16 * k, 64);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, w2 + 16 * k, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, w3 + 16 * k, 64);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, out, out_bytes);
+    _tile_stored(1, out + 16, out_bytes);
+    _tile_stored(2, out + 32, out_bytes);
+    _tile_stored(3, out + 48, out_bytes);
+}
+
+inline void narrow_block1(
+    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes
+) {
+    _tile_zero(0);
+    for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
+        _tile_loadd(4, x + k, x_bytes);
+        _tile_loadd(5, w + 16 * k, 64);
+        _tile_dpbf16ps(0, 4, 5);
+    }
+    _tile_stored(0, out, out_bytes);
+}
+
+inline void wide_blocks2(
+    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes
+) {
+    const bf16 *w0 = w[0], *w1 = w[1];
+    const bf16* lower = x + 8 * x_bytes;  // 16 rows on, in elements
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
+        _tile_loadd(6, w0 + 16 * k, 64);
+        _tile_loadd(4, x + k, x_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, w1 + 16 * k, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, lower + k, x_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    float* lower_out = out + 4 * out_bytes;
+    _tile_stored(0, out, out_bytes);
+    _tile_stored(1, out + 16, out_bytes);
+    _tile_stored(2, lower_out, out_bytes);
+    _tile_stored(3, lower_out + 16, out_bytes);
+}
+
+inline void wide_block1(
+    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes
+) {
+    const bf16* lower = x + 8 * x_bytes;
+    _tile_zero(0);
+    _tile_zero(2);
+    for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
+        _tile_loadd(6, w + 16 * k, 64);
+        _tile_loadd(4, x + k, x_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, lower + k, x_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+    }
+    _tile_stored(0, out, out_bytes);
+    _tile_stored(2, out + 4 * out_bytes, out_bytes);
+}
+
+inline void multiply_amx(
+    const bf16* x, int64_t x_stride, int64_t rows, const bf16* const* w, int blocks, int64_t depth, float* out,
+    int64_t out_stride
+) {
+    const int64_t x_bytes = 2 * x_stride, out_bytes = 4 * out_stride;
+    for (int64_t r = 0; r < rows; r += 32) {
+        const bf16* from = x + r * x_stride;
+        float* to = out + r * out_stride;
+        const int left = static_cast<int>(rows - r < 32 ? rows - r : 32);
+        int b = 0;
+        if (left <= 16) {
+            configure_narrow(left);
+            for (; b + 4 <= blocks; b += 4) {
+                narrow_blocks4(from, x_bytes, w + b, depth, to + 16 * b, out_bytes);
+            }
+            for (; b < blocks; b++) {
+                narrow_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes);
+            }
+        } else {
+            configure_tiles(16, left - 16);
+            for (; b + 2 <= blocks; b += 2) {
+                wide_blocks2(from, x_bytes, w + b, depth, to + 16 * b, out_bytes);
+            }
+            for (; b < blocks; b++) {
+                wide_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes);
+            }
+        }
+    }
+}
+
+// Gives the tile registers back, so that the system need not save them; at the end of a kernel's run.
+PAGED_INLINE void release_tiles() { _tile_release(); }
+
+}  // namespace paged::PAGED_VARIANT

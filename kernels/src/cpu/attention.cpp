@@ -1,0 +1,440 @@
+// Variable-length paged attention: prefill chunks and decodes alike.
+//
+// Keys are cut into splits of PAGED_SPLIT_TOKENS at absolute positions, whatever the block size, and gathered into the
+// packed layout of the linears, so that both products of attention are products of `product.hpp`:
+//
+//   item = a tile of rows (tokens x query heads of one kv head) over its splits
+//   split:   scores [rows, tokens] = q @ packed keys        weights = exp(scores - their row's maximum), 0 where hidden
+//            part   [rows, head_dim] = weights @ packed values
+//
+// A row's maximum, sum and part of a split depend on the row alone; tokens that it does not see add exact zeros. The
+// parts are joined in the order of the splits, at once or, where a step has too few tiles for its threads, after all
+// splits were computed as items of their own: the operations on a row are the same.
+#include "math.hpp"
+#include "product.hpp"
+#include "scratch.hpp"
+#include "tables.hpp"
+
+namespace paged::PAGED_VARIANT {
+
+// Query rows (tokens x heads of a group) of a tile, about.
+constexpr int64_t TILE_QUERIES = 64;
+
+int64_t attention_tile_rows(const PagedAttention* shape) {
+    return most(1, TILE_QUERIES / (shape->num_heads / shape->num_kv_heads));
+}
+
+namespace {
+
+constexpr int64_t SPLIT = PAGED_SPLIT_TOKENS;
+constexpr int64_t TILE = PAGED_TILE_TOKENS;
+
+// One tile of rows of one kv head.
+struct Tile {
+    int64_t kv_head, group, queries;
+    int64_t first_row;       // of the batch
+    int64_t first_position;  // of the first row
+    int64_t last_position;
+    int64_t length;          // tokens of the sequence
+    const int32_t* table;
+};
+
+// The tokens of a split that a tile looks at: whole pairs of tiles at absolute positions.
+struct Span {
+    int64_t begin, end;  // positions; end is beyond the last key that any row sees
+    int64_t tokens() const { return end - begin; }
+    int64_t padded() const { return round_up(tokens(), PAGED_BLOCK_K); }
+};
+
+int64_t first_seen(const PagedAttention& p, int64_t position) {
+    return p.window > 0 ? most(0, position - p.window + 1) : 0;
+}
+
+Tile tile_at(const PagedAttention& p, int64_t index) {
+    const int64_t sequence = p.tiles[index] >> 32, offset = p.tiles[index] & 0xffffffff;
+    const int64_t rows = p.query_start[sequence + 1] - p.query_start[sequence];
+    const int64_t length = p.seq_lens[sequence], count = least(p.tile_rows, rows - offset);
+    const int64_t group = p.num_heads / p.num_kv_heads, position = length - rows + offset;
+    return {0, group, count * group, p.query_start[sequence] + offset, position, position + count - 1, length,
+            p.block_table + sequence * p.table_stride};
+}
+
+Span span_of(const PagedAttention& p, const Tile& tile, int64_t split) {
+    const int64_t begin = most(split * SPLIT, first_seen(p, tile.first_position) / PAGED_BLOCK_K * PAGED_BLOCK_K);
+    return {begin, least((split + 1) * SPLIT, tile.last_position + 1)};
+}
+
+// Where a position's key or value lies, in elements of the cache.
+PAGED_INLINE int64_t cell(const PagedAttention& p, const Tile& tile, int64_t position) {
+    const int64_t block = tile.table[position / p.block_size];
+    return ((block * p.num_kv_heads + tile.kv_head) * p.block_size + position % p.block_size) * p.head_dim;
+}
+
+// ---- gathering, into the packed layout
+
+// Keys of sixteen tokens (null: none, zeros) as a packed block: [depth][16] or, in pairs, [depth / 2][16][2].
+template <class T>
+void pack_keys(const T* const* keys, int64_t head_dim, int64_t depth, float* block) {
+    for (int64_t t = 0; t < TILE; t++) {
+        for (int64_t d = 0; d < head_dim; d++) {
+            block[16 * d + t] = keys[t] == nullptr ? 0.0f : to_float(keys[t][d]);
+        }
+        for (int64_t d = head_dim; d < depth; d++) {
+            block[16 * d + t] = 0.0f;
+        }
+    }
+}
+
+// Values as [head_dim / 16][tokens][16], or in pairs of tokens.
+template <class T>
+void pack_value_pair(const T* first, const T* second, int64_t head_dim, int64_t tokens, int64_t at, float* packed) {
+    for_lanes(head_dim, [&](int64_t d, auto n) {
+        float* to = packed + d * tokens + 16 * at;
+        store(to, first == nullptr ? zero() : load_some(first + d, n));
+        store(to + 16, second == nullptr ? zero() : load_some(second + d, n));
+    });
+}
+
+#if defined(PAGED_HAS_BF16)
+
+// Sixteen rows of sixteen words to columns.
+PAGED_INLINE void transpose_words(const __m512i (&in)[16], __m512i (&out)[16]) {
+    __m512i a[16], b[16];
+    unroll<8>([&](auto i) {
+        a[2 * i] = _mm512_unpacklo_epi32(in[2 * i], in[2 * i + 1]);
+        a[2 * i + 1] = _mm512_unpackhi_epi32(in[2 * i], in[2 * i + 1]);
+    });
+    unroll<4>([&](auto i) {
+        b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+        b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+    });
+    unroll<4>([&](auto i) {
+        a[i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
+        a[4 + i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
+        a[8 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
+        a[12 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
+    });
+    unroll<4>([&](auto i) {
+        out[i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0x88);
+        out[4 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0x88);
+        out[8 + i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0xdd);
+        out[12 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0xdd);
+    });
+}
+void pack_keys(const bf16* const* keys, int64_t head_dim, int64_t depth, bf16* block) {
+    int64_t d = 0;
+    for (; d + 32 <= head_dim; d += 32) {
+        __m512i rows[16], columns[16];
+        unroll<16>([&](auto t) {
+            rows[t] = keys[t] == nullptr ? _mm512_setzero_si512() : _mm512_loadu_si512(keys[t] + d);
+        });
+        transpose_words(rows, columns);
+        unroll<16>([&](auto i) { _mm512_storeu_si512(block + 16 * d + 32 * i, columns[i]); });
+    }
+    for (; d < depth; d += 2) {
+        for (int64_t t = 0; t < TILE; t++) {
+            bf16* pair = block + 16 * d + 2 * t;
+            if (keys[t] == nullptr || d >= head_dim) {
+                pair[0] = pair[1] = bf16{0};
+            } else {
+                std::memcpy(pair, keys[t] + d, 4);  // head_dim is even
+            }
+        }
+    }
+}
+
+PAGED_INLINE __m512i words(const bf16* p, int64_t d, int64_t n) {
+    return p == nullptr ? _mm512_setzero_si512()
+                        : _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p + d));
+}
+
+void pack_value_pair(
+    const bf16* first, const bf16* second, int64_t head_dim, int64_t tokens, int64_t at, bf16* packed
+) {
+    for (int64_t d = 0; d < head_dim; d += 16) {
+        const int64_t n = least(16, head_dim - d);
+        const __m512i low = words(first, d, n), high = _mm512_slli_epi32(words(second, d, n), 16);
+        _mm512_storeu_si512(packed + d * tokens + 16 * at, _mm512_or_si512(low, high));
+    }
+}
+
+#endif
+
+// ---- one tile
+
+template <class T>
+class Attend {
+public:
+    using X = Operand<T>;
+
+    Attend(const PagedAttention& p, void* scratch) : p_(p), depth_(round_up(p.head_dim, PAGED_BLOCK_K)) {
+        Scratch room(scratch);
+        const int64_t queries = most(1, p.tile_rows) * (p.num_heads / p.num_kv_heads);
+        width_ = round_up(p.head_dim, 16);
+        q_ = room.take<X>(queries * depth_);
+        keys_ = room.take<X>(SPLIT * depth_);
+        values_ = room.take<X>(SPLIT * width_);
+        scores_ = room.take<float>(queries * SPLIT);
+        weights_ = room.take<X>(queries * SPLIT);
+        part_ = room.take<float>(queries * width_);
+        part_peak_ = room.take<float>(queries);
+        part_sum_ = room.take<float>(queries);
+        joined_ = room.take<float>(queries * width_);
+        peak_ = room.take<float>(queries);
+        sum_ = room.take<float>(queries);
+    }
+
+    // All splits of a tile, to the output.
+    void whole(const Tile& tile) {
+        load_queries(tile);
+        for (int64_t r = 0; r < tile.queries; r++) {
+            sum_[r] = 0.0f;
+        }
+        const int64_t last = tile.last_position / SPLIT;
+        for (int64_t split = first_seen(p_, tile.first_position) / SPLIT; split <= last; split++) {
+            compute(tile, split);
+            for (int64_t r = 0; r < tile.queries; r++) {
+                join(part_ + r * width_, part_peak_[r], part_sum_[r], joined_ + r * width_, peak_[r], sum_[r], p_.head_dim);
+            }
+        }
+        for (int64_t r = 0; r < tile.queries; r++) {
+            finish(joined_ + r * width_, sum_[r], out_row(tile, r));
+        }
+    }
+
+    // One split of a tile, to `partial`.
+    void one(const Tile& tile, int64_t split) {
+        const bool seen = split <= tile.last_position / SPLIT && split >= first_seen(p_, tile.first_position) / SPLIT;
+        if (seen) {
+            load_queries(tile);
+            compute(tile, split);
+        }
+        for (int64_t r = 0; r < tile.queries; r++) {
+            float* to = partial(p_, tile.first_row + r / tile.group, head(tile, r), split);
+            to[0] = seen ? part_peak_[r] : 0.0f;
+            to[1] = seen ? part_sum_[r] : 0.0f;
+            if (to[1] != 0.0f) {
+                std::memcpy(to + 2, part_ + r * width_, static_cast<size_t>(p_.head_dim) * 4);
+            }
+        }
+    }
+
+    static float* partial(const PagedAttention& p, int64_t row, int64_t head, int64_t split) {
+        return p.partial + ((row * p.num_heads + head) * p.num_splits + split) * (p.head_dim + 2);
+    }
+
+    // Adds a split to what the splits before it gave. A sum of 0 means that nothing was seen.
+    static PAGED_INLINE void join(
+        const float* part, float part_peak, float part_sum, float* joined, float& peak, float& sum, int64_t size
+    ) {
+        if (part_sum == 0.0f) {
+            return;
+        }
+        if (sum == 0.0f) {
+            std::memcpy(joined, part, static_cast<size_t>(size) * 4);
+            peak = part_peak;
+            sum = part_sum;
+            return;
+        }
+        const float highest = peak > part_peak ? peak : part_peak;
+        const F16 kept = exp(set1(peak - highest)), added = exp(set1(part_peak - highest));
+        for_lanes(size, [&](int64_t i, auto n) {
+            store_some(joined + i, fma(load_some(part + i, n), added, load_some(joined + i, n) * kept), n);
+        });
+        float factors[2][16];
+        store(factors[0], kept);
+        store(factors[1], added);
+        sum = sum * factors[0][0] + part_sum * factors[1][0];
+        peak = highest;
+    }
+
+    void finish(const float* joined, float sum, T* out) const { divide(joined, sum, out, p_.head_dim); }
+
+    static PAGED_INLINE void divide(const float* joined, float sum, T* out, int64_t size) {
+        const F16 total = set1(sum);
+        for_lanes(size, [&](int64_t i, auto n) { store_some(out + i, load_some(joined + i, n) / total, n); });
+    }
+
+private:
+    int64_t head(const Tile& tile, int64_t query) const { return tile.kv_head * tile.group + query % tile.group; }
+
+    T* out_row(const Tile& tile, int64_t query) const {
+        const int64_t row = tile.first_row + query / tile.group;
+        return static_cast<T*>(p_.out) + row * p_.out_stride + head(tile, query) * p_.head_dim;
+    }
+
+    void load_queries(const Tile& tile) {
+        for (int64_t r = 0; r < tile.queries; r++) {
+            const int64_t row = tile.first_row + r / tile.group;
+            const T* from = static_cast<const T*>(p_.q) + row * p_.q_stride + head(tile, r) * p_.head_dim;
+            X* to = q_ + r * depth_;
+            for_lanes(p_.head_dim, [&](int64_t i, auto n) { store_some(to + i, load_some(from + i, n), n); });
+            std::memset(to + p_.head_dim, 0, static_cast<size_t>(depth_ - p_.head_dim) * sizeof(X));
+        }
+    }
+
+    // Parts, peaks and sums of one split.
+    void compute(const Tile& tile, int64_t split) {
+        const Span span = span_of(p_, tile, split);
+        gather(tile, span);
+        const int64_t padded = span.padded();
+        product(q_, depth_, tile.queries, keys_, 16 * depth_, padded / 16, depth_, scores_, SPLIT);
+        for (int64_t r = 0; r < tile.queries; r++) {
+            weigh(tile, span, r);
+        }
+        product(weights_, SPLIT, tile.queries, values_, 16 * padded, width_ / 16, padded, part_, width_);
+    }
+
+    static void product(
+        const X* x, int64_t stride, int64_t rows, const X* packed, int64_t block_size, int64_t blocks, int64_t depth,
+        float* out, int64_t out_stride
+    ) {
+        const X* all[SPLIT / 16];
+        for (int64_t done = 0; done < blocks;) {
+            const int64_t count = least(blocks - done, SPLIT / 16);
+            for (int64_t b = 0; b < count; b++) {
+                all[b] = packed + (done + b) * block_size;
+            }
+            multiply(x, stride, rows, all, static_cast<int>(count), depth, out + 16 * done, out_stride);
+            done += count;
+        }
+    }
+
+    void gather(const Tile& tile, const Span& span) {
+        const T *key = static_cast<const T*>(p_.key), *value = static_cast<const T*>(p_.value);
+        const int64_t padded = span.padded();
+        for (int64_t t = 0; t < padded; t += TILE) {
+            const T *keys[TILE], *values[TILE];
+            for (int64_t i = 0; i < TILE; i++) {
+                const int64_t position = span.begin + t + i;
+                const bool real = position < span.end;
+                const int64_t at = real ? cell(p_, tile, position) : 0;
+                keys[i] = real ? key + at : nullptr;
+                values[i] = real ? value + at : nullptr;
+            }
+            pack_keys(keys, p_.head_dim, depth_, keys_ + t * depth_);
+            for (int64_t i = 0; i < TILE; i += 2) {
+                pack_value_pair(values[i], values[i + 1], p_.head_dim, padded, t + i, values_);
+            }
+        }
+    }
+
+    // Scores of one query to weights; a token is seen from `low` up to below `high`, counted within the span.
+    void weigh(const Tile& tile, const Span& span, int64_t query) {
+        const int64_t position = tile.first_position + query / tile.group, padded = span.padded();
+        const int64_t low = most(0, first_seen(p_, position) - span.begin);
+        const int64_t high = least(span.end, position + 1) - span.begin;
+        float* scores = scores_ + query * SPLIT;
+        X* weights = weights_ + query * SPLIT;
+        if (high <= low) {
+            std::memset(weights, 0, static_cast<size_t>(padded) * sizeof(X));
+            part_peak_[query] = part_sum_[query] = 0.0f;
+            return;
+        }
+        const F16 hidden = set1(-INFINITY), scale = set1(p_.scale);
+        F16 highest = hidden;
+        for (int64_t t = 0; t < padded; t += 16) {
+            F16 seen = where_seen(load(scores + t) * scale, hidden, t, low, high);
+            store(scores + t, seen);
+            highest = max(highest, seen);
+        }
+        const float peak = max_lanes(highest);
+        F16 sums = zero();
+        for (int64_t t = 0; t < padded; t += 16) {
+            F16 weight = exp(load(scores + t) - set1(peak));
+            store(weights + t, weight);
+            sums = sums + weight;
+        }
+        part_peak_[query] = peak;
+        part_sum_[query] = sum_lanes(sums);
+    }
+
+    static PAGED_INLINE F16 where_seen(F16 value, F16 other, int64_t t, int64_t low, int64_t high) {
+        if (t >= low && t + 16 <= high) {
+            return value;
+        }
+        float lanes[16], others[16];
+        store(lanes, value);
+        store(others, other);
+        for (int64_t i = 0; i < 16; i++) {
+            lanes[i] = t + i >= low && t + i < high ? lanes[i] : others[i];
+        }
+        return load(lanes);
+    }
+
+    const PagedAttention& p_;
+    int64_t depth_, width_;
+    X *q_, *keys_, *values_, *weights_;
+    float *scores_, *part_, *part_peak_, *part_sum_, *joined_, *peak_, *sum_;
+};
+
+// ---- the kernels
+
+int64_t items(const PagedAttention& p) {
+    return p.num_tiles * p.num_kv_heads * (p.partial == nullptr ? 1 : p.num_splits);
+}
+
+int64_t grain(const PagedAttention&) { return 1; }
+
+template <class T>
+void run_items(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
+    Attend<T> attend(p, scratch);
+    for (int64_t item = first; item < last; item++) {
+        const int64_t splits = p.partial == nullptr ? 1 : p.num_splits;
+        const int64_t split = item % splits, unit = item / splits;
+        Tile tile = tile_at(p, unit / p.num_kv_heads);
+        tile.kv_head = unit % p.num_kv_heads;
+        if (p.partial == nullptr) {
+            attend.whole(tile);
+        } else {
+            attend.one(tile, split);
+        }
+    }
+}
+
+void run(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
+    if (p.dtype == PAGED_F32) {
+        run_items<float>(p, first, last, scratch);
+    } else {
+        run_items<bf16>(p, first, last, scratch);
+    }
+#if defined(PAGED_HAS_AMX)
+    release_tiles();
+#endif
+}
+
+// Joins the parts of rows; none where attention was computed whole.
+int64_t join_items(const PagedAttention& p) { return p.partial == nullptr ? 0 : p.rows * p.num_heads; }
+
+int64_t join_grain(const PagedAttention&) { return 4; }
+
+template <class T>
+void join_rows(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
+    float* joined = Scratch(scratch).take<float>(p.head_dim);
+    for (int64_t item = first; item < last; item++) {
+        const int64_t row = item / p.num_heads, head = item % p.num_heads;
+        float peak = 0.0f, sum = 0.0f;
+        for (int64_t split = 0; split < p.num_splits; split++) {
+            const float* part = Attend<T>::partial(p, row, head, split);
+            Attend<T>::join(part + 2, part[0], part[1], joined, peak, sum, p.head_dim);
+        }
+        Attend<T>::divide(joined, sum, static_cast<T*>(p.out) + row * p.out_stride + head * p.head_dim, p.head_dim);
+    }
+}
+
+void join_run(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
+    if (p.dtype == PAGED_F32) {
+        join_rows<float>(p, first, last, scratch);
+    } else {
+        join_rows<bf16>(p, first, last, scratch);
+    }
+}
+
+}  // namespace
+
+const PagedKernel ATTENTION = kernel<PagedAttention, items, grain, run>();
+const PagedKernel ATTENTION_JOIN = kernel<PagedAttention, join_items, join_grain, join_run>();
+
+}  // namespace paged::PAGED_VARIANT

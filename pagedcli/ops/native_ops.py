@@ -1,0 +1,284 @@
+"""`NativeOps`: weights packed for the native kernels, and a model's ops recorded into a native program.
+
+Imports numpy and `paged_kernels.native`, never torch. A model's forward runs once, in `record`: every op then writes
+a kernel call into the program and returns the number of its value. From there on the program is replayed, one call per
+step. Outside `record` the step's ops have nothing to write into, which is asserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from paged_kernels.native import (
+    BLOCK_N,
+    ITEM_BYTES,
+    Buffer,
+    KVPool,
+    PackedWeight,
+    Program,
+    Runtime,
+    StoredTensor,
+)
+
+from pagedcli.errors import CheckpointError, ConfigError
+from pagedcli.ops.batch import ForwardBatch, KVCache
+from pagedcli.ops.protocol import Activation, AttentionShape, HeadNorms, OpReport
+from pagedcli.ops.weights import (
+    EmbeddingTable,
+    FusedLinear,
+    HostTensor,
+    LinearPart,
+    RopeTable,
+    Shard,
+    Vector,
+)
+
+PIECE_ELEMENTS = 1 << 18
+"""Elements of a stored tensor that are converted at a time: 1 MB of float32."""
+PIECES_AHEAD = 4
+"""Pieces under conversion for each thread, so that packing does not wait."""
+PACKED_FROM = ("F32", "BF16", "F16", "F64")
+
+OPS = (
+    *("embedding", "rms_norm", "add_rms_norm", "linear", "rope_kv_write"),
+    *("attention", "gated", "add", "logit_rows", "head"),
+)
+
+
+class NativeOps:
+    """Implements `Ops` for the CPU; a value is a number of the program that is being recorded.
+
+    Args:
+        dtype: "float32" or "bfloat16".
+        threads: Compute threads.
+        cpus: Logical CPUs for them; empty: left to the kernels.
+        isa: Instruction-set variant; empty: the best of this machine.
+
+    Attributes:
+        runtime: The threads, which also sample.
+        weight_bytes: Memory of the weights packed so far.
+    """
+
+    def __init__(self, dtype: str, *, threads: int = 1, cpus: Sequence[int] = (), isa: str = "") -> None:
+        if dtype not in ITEM_BYTES:
+            raise ConfigError(
+                f"model.dtype is {dtype!r}: the native CPU engine computes in {' or '.join(ITEM_BYTES)}"
+            )
+        self.runtime = Runtime(threads, cpus=cpus, isa=isa)
+        self.weight_bytes = 0
+        self._dtype = dtype
+        self._recording: Program | None = None
+        self._converters = ThreadPoolExecutor(threads, "paged-convert")
+
+    @property
+    def device(self) -> str:
+        """Always the CPU."""
+        return "cpu"
+
+    @property
+    def dtype(self) -> str:
+        """Of weights, activations and KV."""
+        return self._dtype
+
+    def report(self) -> dict[str, OpReport]:
+        """The variant of the kernels serves every op."""
+        plural = "" if self.runtime.threads == 1 else "s"
+        detail = f"{self.runtime.isa} kernels, {self.runtime.threads} thread{plural}"
+        return dict.fromkeys(OPS, OpReport("native", detail))
+
+    def record(self, forward: Callable[[Any, Any], int], kv: KVPool) -> Program:
+        """Run a model's forward once and keep its kernel calls. No weights are loaded after this.
+
+        Args:
+            forward: `Model.forward` of a model that was loaded with these ops.
+            kv: The cache that the program will write and read.
+        """
+        self._converters.shutdown()
+        program = Program(self.runtime, self._dtype, kv.block_size)
+        self._recording = program
+        try:
+            program.finish(forward(None, kv))
+        finally:
+            self._recording = None
+        return program
+
+    # ---- weights
+
+    def load_vector(self, tensor: HostTensor) -> Vector:
+        """[size], such as a norm's weight, in float32 once rounded to the dtype."""
+        return Vector(tensor.name, tensor.shape[0], self._floats([tensor]))
+
+    def load_embedding(self, tensor: HostTensor) -> EmbeddingTable:
+        """[vocab_size, hidden_size], packed as a linear is, so that a tied head can be the same memory."""
+        return EmbeddingTable(tensor.name, tensor.shape[0], tensor.shape[1], self._pack([tensor]))
+
+    def load_linear(
+        self, weights: Sequence[HostTensor], biases: Sequence[HostTensor] | None, shard: Shard
+    ) -> FusedLinear:
+        """One fused linear; `weights` are [part, in_features] each, `biases` [part] each or None."""
+        parts = tuple(LinearPart(part.name.removesuffix(".weight"), part.shape[0]) for part in weights)
+        bias = None if biases is None else self._floats(biases)
+        return FusedLinear(parts, weights[0].shape[1], shard, "dense", self._pack(weights), bias)
+
+    def tied_head(self, table: EmbeddingTable) -> FusedLinear:
+        """A head that is the embedding's packing itself."""
+        parts = (LinearPart("lm_head", table.vocab_size),)
+        return FusedLinear(parts, table.hidden_size, "column", "dense", table.data, None)
+
+    def load_rope(self, cos: Any, sin: Any) -> RopeTable:
+        """From numpy float32 arrays [max_positions, head_dim / 2]."""
+        return RopeTable(cos.shape[0], 2 * cos.shape[1], _buffer_of(cos), _buffer_of(sin))
+
+    # ---- one step, recorded
+
+    def embedding(self, table: EmbeddingTable, batch: ForwardBatch) -> int:
+        """[num_tokens, hidden_size]."""
+        return self._program.embedding(table.data)
+
+    def rms_norm(self, x: int, weight: Vector, eps: float) -> int:
+        """Computed in float32, rounded once."""
+        return self._program.rms_norm(x, weight.data, eps)
+
+    def add_rms_norm(self, x: int, residual: int, weight: Vector, eps: float) -> tuple[int, int]:
+        """(norm of the sum, the sum)."""
+        return self._program.add_rms_norm(x, residual, weight.data, eps)
+
+    def linear(self, x: int, weight: FusedLinear) -> int:
+        """[rows, out_features]."""
+        return self._program.linear(x, weight.weight, weight.bias)
+
+    def rope_kv_write(
+        self,
+        qkv: int,
+        shape: AttentionShape,
+        rope: RopeTable,
+        norms: HeadNorms | None,
+        batch: ForwardBatch,
+        kv: KVCache | KVPool,
+        layer: int,
+    ) -> int:
+        """Norm (if any) and rotate q and k, write k and v to the cache; returns q, [num_tokens, q_size]."""
+        head_norms = None if norms is None else (norms.q.data, norms.k.data, norms.eps)
+        return self._program.rope_kv_write(
+            qkv, _heads(shape), (rope.cos, rope.sin), _pool(kv), layer, head_norms
+        )
+
+    def attention(
+        self, q: int, shape: AttentionShape, batch: ForwardBatch, kv: KVCache | KVPool, layer: int
+    ) -> int:
+        """Causal attention of every row over its own sequence's cached keys, [num_tokens, q_size]."""
+        return self._program.attention(q, _heads(shape), shape.scale, shape.window, _pool(kv), layer)
+
+    def gated(self, gate_up: int, activation: Activation) -> int:
+        """activation(first half) * second half, [rows, features / 2]."""
+        return self._program.gated(gate_up, activation)
+
+    def add(self, x: int, residual: int) -> int:
+        """The sum."""
+        return self._program.add(x, residual)
+
+    def logit_rows(self, x: int, batch: ForwardBatch) -> int:
+        """The rows of the step's `logit_rows`."""
+        return self._program.logit_rows(x)
+
+    def head(self, x: int, weight: FusedLinear) -> int:
+        """Logits, [rows, vocab_size] float32, not rounded to the dtype on the way."""
+        return self._program.head(x, weight.weight, weight.bias)
+
+    # ---- helpers
+
+    @property
+    def _program(self) -> Program:
+        assert self._recording is not None, "ops of the native engine run only while a program is recorded"
+        return self._recording
+
+    def _floats(self, tensors: Sequence[HostTensor]) -> Buffer:
+        _check_dtypes(tensors)
+        buffer = self.runtime.floats(tensors, self._dtype)
+        self.weight_bytes += buffer.nbytes
+        return buffer
+
+    def _pack(self, tensors: Sequence[HostTensor]) -> PackedWeight:
+        _check_dtypes(tensors)
+        reader = _PieceReader(self._converters, PIECES_AHEAD * self.runtime.threads)
+        packed = self.runtime.pack(reader.pieces(tensors), self._dtype)
+        self.weight_bytes += packed.buffer.nbytes
+        return packed
+
+
+class _Piece:
+    """Some rows of a tensor, which are converted on the pool shortly before they are packed."""
+
+    def __init__(self, reader: _PieceReader, index: int, shape: tuple[int, ...], dtype: str) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._reader, self._index = reader, index
+
+    @property
+    def data(self) -> Any:
+        """The bytes; asked for once, in the order of the pieces."""
+        return self._reader.take(self._index)
+
+
+class _PieceReader:
+    """Cuts tensors into pieces of rows and keeps `ahead` of them under conversion.
+
+    So a quantized tensor is never there as a whole in float32, and its conversion uses all threads. What the file has
+    as it is wanted passes through as a view.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor, ahead: int) -> None:
+        self._pool, self._ahead = pool, ahead
+        self._jobs: list[Callable[[], Any]] = []
+        self._futures: dict[int, Future[Any]] = {}
+        self._started = 0
+
+    def pieces(self, tensors: Sequence[HostTensor]) -> list[StoredTensor]:
+        """The tensors' rows, in order."""
+        found: list[StoredTensor] = []
+        for tensor in tensors:
+            for first, last in _ranges(tensor.shape[0], tensor.shape[1]):
+                self._jobs.append(lambda t=tensor, a=first, b=last: t.rows(a, b).data)  # type: ignore[misc]
+                found.append(_Piece(self, len(found), (last - first, tensor.shape[1]), tensor.dtype))
+        return found
+
+    def take(self, index: int) -> Any:
+        """Bytes of a piece; starts those that come after it."""
+        while self._started < min(index + self._ahead, len(self._jobs)):
+            self._futures[self._started] = self._pool.submit(self._jobs[self._started])
+            self._started += 1
+        return self._futures.pop(index).result()
+
+
+def _ranges(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of about `PIECE_ELEMENTS`, at whole packed blocks."""
+    step = max(1, PIECE_ELEMENTS // columns // BLOCK_N) * BLOCK_N
+    for first in range(0, rows, step):
+        yield first, min(first + step, rows)
+
+
+def _check_dtypes(tensors: Sequence[HostTensor]) -> None:
+    for tensor in tensors:
+        if tensor.dtype not in PACKED_FROM:
+            raise CheckpointError(
+                f"tensor {tensor.name} is stored as {tensor.dtype}: the native CPU engine reads "
+                f"{', '.join(PACKED_FROM)} and the quantized kinds of GGUF files"
+            )
+
+
+def _buffer_of(values: np.ndarray[Any, np.dtype[np.float32]]) -> Buffer:
+    """A copy of float32 numbers where the kernels want it."""
+    buffer = Buffer(values.nbytes)
+    np.frombuffer(memoryview(buffer), np.float32)[:] = values.reshape(-1)
+    return buffer
+
+
+def _heads(shape: AttentionShape) -> tuple[int, int, int]:
+    return shape.num_heads, shape.num_kv_heads, shape.head_dim
+
+
+def _pool(kv: KVCache | KVPool) -> KVPool:
+    assert isinstance(kv, KVPool), "the native engine keeps keys and values in a KVPool"
+    return kv

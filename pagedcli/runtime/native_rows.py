@@ -1,0 +1,118 @@
+"""What one slot's request wants of the native sampler: its row of `SAMPLE_ROW`, made at admission.
+
+Imports numpy, `paged_kernels.native` and `core`. The order of operations is told in `sampling_rows`, whose torch code
+gives the same result. A row holds addresses of arrays; `SlotSampling` keeps those alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from paged_kernels.native import SAMPLE_ROW
+
+from pagedcli.core.plan import Admission
+from pagedcli.core.sampling import SamplingParams
+
+Array = np.ndarray[Any, Any]
+
+ALL_ALLOWED = -1
+NO_LOGPROBS = -1
+_FILLING = -1
+_COPIED = (
+    *("temperature", "top_p", "min_p", "top_k"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSampling:
+    """One slot's sampling.
+
+    Attributes:
+        row: [1] of SAMPLE_ROW; `logit_row` and `position` are filled in for each step.
+        num_prompt: Tokens at the front of the slot's tokens that are prompt.
+        prompt_logprobs: Alternatives for prompt tokens, None for no log-probabilities.
+        kept: Arrays that `row` points into.
+    """
+
+    row: Array
+    num_prompt: int
+    prompt_logprobs: int | None
+    kept: tuple[Array, ...]
+
+
+def make_slot_sampling(admission: Admission, vocab_size: int, tokens: Array) -> SlotSampling:
+    """The sampling of a request that is admitted.
+
+    Ids beyond the head's rows cannot be sampled, so that forbidding or biasing them is done already.
+
+    Args:
+        admission: What was asked for.
+        vocab_size: Rows of the head.
+        tokens: [max_model_len + 1] int32, the slot's row of the token store.
+    """
+    params = admission.params
+    row = np.zeros(1, SAMPLE_ROW)
+    for name in _COPIED:
+        row[name] = getattr(params, name)
+    row["seed"] = admission.seed & (2**64 - 1)
+    row["sample_index"] = admission.sample_index
+    row["tokens"] = tokens.ctypes.data
+    row["num_prompt"] = admission.num_prompt
+    row["num_top"] = NO_LOGPROBS if params.logprobs is None else min(params.logprobs, vocab_size)
+    kept = [tokens]
+    _point(row, kept, "banned", "num_banned", _ids(_banned(params), vocab_size))
+    _point(
+        row,
+        kept,
+        "stop_ids",
+        "num_stop_ids",
+        _ids(admission.stop_ids if params.min_tokens else (), vocab_size),
+    )
+    _allow(row, kept, params, vocab_size)
+    _bias(row, kept, params, vocab_size)
+    _bad_words(row, kept, params, vocab_size)
+    return SlotSampling(row, admission.num_prompt, params.prompt_logprobs, tuple(kept))
+
+
+def _point(row: Array, kept: list[Array], field: str, count: str, values: Array) -> None:
+    """Let a field point to an array."""
+    row[field] = values.ctypes.data
+    row[count] = len(values)
+    kept.append(values)
+
+
+def _ids(ids: Iterable[int], vocab_size: int) -> Array:
+    return np.array(sorted({token for token in ids if token < vocab_size}), np.int32)
+
+
+def _banned(params: SamplingParams) -> Sequence[int]:
+    return [*params.bad_token_ids, *(word[0] for word in params.bad_word_ids if len(word) == 1)]
+
+
+def _allow(row: Array, kept: list[Array], params: SamplingParams, vocab_size: int) -> None:
+    if params.allowed_token_ids is None:
+        row["num_allowed"] = ALL_ALLOWED
+    else:
+        _point(row, kept, "allowed", "num_allowed", _ids(params.allowed_token_ids, vocab_size))
+
+
+def _bias(row: Array, kept: list[Array], params: SamplingParams, vocab_size: int) -> None:
+    known = {token: value for token, value in params.logit_bias if token < vocab_size}
+    _point(row, kept, "bias_ids", "num_bias", np.array(sorted(known), np.int32))
+    _point(row, kept, "bias", "num_bias", np.array([known[token] for token in sorted(known)], np.float64))
+
+
+def _bad_words(row: Array, kept: list[Array], params: SamplingParams, vocab_size: int) -> None:
+    """Words of several tokens, right-aligned in one table."""
+    words = [word for word in params.bad_word_ids if len(word) > 1 and word[-1] < vocab_size]
+    longest = max((len(word) - 1 for word in words), default=0)
+    heads = np.full((len(words), longest), _FILLING, np.int32)
+    for at, word in enumerate(words):
+        heads[at, longest + 1 - len(word) :] = word[:-1]
+    _point(row, kept, "bad_heads", "num_bad", heads)
+    _point(row, kept, "bad_last", "num_bad", np.array([word[-1] for word in words], np.int32))
+    row["bad_length"] = longest

@@ -1,0 +1,156 @@
+"""Whole engines on the native backend: the same texts under every setting that only decides when something runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("paged_kernels._native", reason="the native kernels are not built")
+
+from pagedcli.api.llm import LLM
+from pagedcli.api.resolve import resolve_backend
+from pagedcli.core.sampling import SamplingParams
+from pagedcli.errors import ConfigError, MissingDependencyError
+from tests.conftest import MakeModel
+
+SETTINGS: dict[str, Any] = {"device": "cpu", "threads": 1, "max_model_len": 200, "num_pages": 200, "seed": 3}
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "logprobs": 2},
+    {"temperature": 1.0, "n": 3, "seed": 8},
+    {"repetition_penalty": 1.3, "prompt_logprobs": 1},
+)
+
+PREAMBLE = "You are a terse assistant who answers in one line and never explains what was not asked for. "
+PROMPTS = [PREAMBLE + f"question {index} " + "word " * (7 * index) for index in range(6)] * 2
+PARAMS = [
+    SamplingParams(
+        **{"max_tokens": 20 + 3 * index, "ignore_eos": True, "seed": index, **KINDS[index % len(KINDS)]}
+    )
+    for index in range(len(PROMPTS))
+]
+
+
+def answers(path: Path, **changes: Any) -> list[Any]:
+    """Everything that a schedule must not change."""
+    with LLM(str(path), **{**SETTINGS, **changes}) as llm:
+        assert llm.engine.resolved.backend == changes.get("backend", "native")
+        outputs = llm.generate(PROMPTS, PARAMS)
+    return [(output.samples, output.prompt_logprobs) for output in outputs]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def path(request: pytest.FixtureRequest, tiny_checkpoint: MakeModel) -> Path:
+    return tiny_checkpoint("qwen2", dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[Any]:
+    """One request at a time, no sharing, no steps ahead."""
+    return answers(path, max_num_seqs=1, depth=1, prefix_caching=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"depth": 1},
+        {"depth": 3, "threads": 2},
+        {"page_size": 1, "num_pages": 2000},
+        {"page_size": 64},
+        {"page_size": 256, "num_pages": 30},
+        {"max_num_batched_tokens": 11, "max_num_seqs": 8},
+        {"prefix_caching": False, "threads": 3},
+        {"num_pages": 16, "policy": "shortest"},
+        {"allocation": "contiguous", "num_pages": 60},
+    ],
+    ids=str,
+)
+def test_no_setting_of_the_schedule_changes_an_answer(
+    path: Path, expected: list[Any], changes: dict[str, Any]
+) -> None:
+    assert answers(path, **changes) == expected
+
+
+def test_preemptions_happen_in_the_small_pool(path: Path, expected: list[Any]) -> None:
+    with LLM(str(path), **{**SETTINGS, "num_pages": 16}) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS)
+        assert sum(output.num_preemptions for output in outputs) > 0
+    assert [(output.samples, output.prompt_logprobs) for output in outputs] == expected
+
+
+def test_greedy_ids_equal_those_of_the_torch_reference(tiny_checkpoint: MakeModel) -> None:
+    """Float32 on a model whose logits lie clearly apart; both round differently, so only ids can be compared."""
+    path = tiny_checkpoint("llama")
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+
+    def ids(backend: str) -> list[tuple[int, ...]]:
+        with LLM(str(path), **SETTINGS, dtype="float32", backend=backend) as llm:
+            return [output.samples[0].token_ids for output in llm.generate(PROMPTS[:4], params)]
+
+    assert ids("native") == ids("torch")
+
+
+def test_backend_is_native_on_a_cpu_and_torch_on_cuda() -> None:
+    assert resolve_backend("auto", "cpu") == "native"
+    assert resolve_backend("auto", "cuda") == "torch"
+    assert resolve_backend("torch", "cpu") == "torch"
+    with pytest.raises(ConfigError, match=r"device\.backend is native.*--device cpu"):
+        resolve_backend("native", "cuda")
+
+
+# What None stands for cannot be imported, nor found.
+BLOCKER = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+
+
+def run_blocked(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python code in a process in which torch and transformers cannot be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKER + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_generate_and_the_python_api_run_without_torch_and_transformers(tiny_checkpoint: MakeModel) -> None:
+    path = str(tiny_checkpoint("llama"))
+    api = """
+from pagedcli import LLM, SamplingParams
+with LLM(sys.argv[1], num_pages=50) as llm:
+    (output,) = llm.generate("hello", SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.0, logprobs=1))
+    assert len(output.samples[0].token_ids) == 4
+    print("backend", llm.engine.resolved.backend)
+assert not [name for name in sys.modules if name.startswith(("torch.", "transformers."))]
+"""
+    done = run_blocked(api, path)
+    assert (done.returncode, done.stdout) == (0, "backend native\n"), done.stderr
+    command = """
+from pagedcli.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+    flags = ["generate", "-m", path, "-p", "hello", "--max-tokens", "4", "--num-pages", "50"]
+    for device in ([], ["--device", "cpu"]):
+        done = run_blocked(command, *flags, *device)
+        assert done.returncode == 0, done.stderr
+    done = run_blocked(command, "doctor")
+    assert done.returncode == 0, done.stderr
+    assert "native" in done.stdout
+
+
+def test_what_needs_torch_says_so_in_one_line(
+    tiny_checkpoint: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tiny_checkpoint("llama"))
+    monkeypatch.setattr("pagedcli.ops.select.torch_is_installed", lambda: False)
+    for settings, extra in (({"device": "cuda"}, "cuda"), ({"device": "cpu", "backend": "torch"}, "all")):
+        with pytest.raises(MissingDependencyError) as caught:
+            LLM(path, num_pages=50, **settings)
+        assert f"torch is not installed: pip install 'pagedcli[{extra}]'" in str(caught.value)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,56 @@
+"""The native engine's logits against transformers' on tiny random models, in float32; and against torch's ops.
+
+The cases and the tolerance are those of `test_models_parity`. Skipped where the kernels were not built.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("paged_kernels._native", reason="the native kernels are not built")
+
+from paged_kernels.native import available_isas
+
+from pagedcli.checkpoint import open_checkpoint
+from pagedcli.models.load import load_model
+from pagedcli.ops.select import make_ops
+from tests.cpu.test_models_parity import CASES, LENGTH, SIZES, TOLERANCE, oracle_logits, tiny_oracle
+from tests.forward_support import run_steps
+from tests.native_support import NativeModel, run_native
+from tests.tables import chunked
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = TOLERANCE) -> None:
+    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_native_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    oracle = tiny_oracle(*CASES[case])
+    oracle.save_pretrained(tmp_path)
+    tokens = torch.randint(0, SIZES["vocab_size"], (LENGTH,)).tolist()
+    expected = oracle_logits(oracle, tokens).numpy()
+    model = NativeModel.load(tmp_path, "float32", max_model_len=256)
+    (prefill,) = run_native(model, [tokens], [[(0, LENGTH)]])
+    assert_close(prefill, expected)
+    (mixed,) = run_native(model, [tokens], [*chunked(0, LENGTH - 13, 37), *[[(0, 1)]] * 13], block_size=8)
+    assert_close(mixed, expected)
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512bf16", "amx", "neon"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_variant_is_near_the_torch_reference(isa: str, dtype: str, tmp_path: Path) -> None:
+    """In bfloat16 every op rounds, so that orders of summation differ by more: the bound is loose, the shape odd."""
+    if isa not in available_isas():
+        pytest.skip(f"{isa} is not built, or not for this machine")
+    oracle = tiny_oracle(*CASES["qwen3"])
+    oracle.save_pretrained(tmp_path)
+    tokens = list(range(90))
+    reference = load_model(open_checkpoint(tmp_path), make_ops("cpu", dtype), 256)
+    (expected,) = run_steps(reference, [tokens], [[(0, 90)]])
+    (actual,) = run_native(NativeModel.load(tmp_path, dtype, isa=isa), [tokens], [[(0, 90)]])
+    assert_close(actual, expected.numpy(), TOLERANCE if dtype == "float32" else 0.04)
