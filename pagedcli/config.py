@@ -140,7 +140,8 @@ class DeviceConfig:
         None, "Compute threads; auto: physical cores within the CPU quota.", "threads"
     )
     backend: BackendName = setting(
-        "auto", "What computes: native (CPU only) or torch, the reference; auto: native on a CPU, torch on CUDA."
+        "auto",
+        "What computes: native (CPU only) or torch, the reference; auto: native on a CPU, torch on CUDA.",
     )
     gpu_memory_utilization: float | None = setting(
         None, "Part of the GPU's memory to use (CUDA only; 0.9 if not given).", "fraction"

@@ -160,7 +160,13 @@ class Runtime:
             if len(part.shape) != 2 or part.shape[1] != in_features:
                 raise ShapeError(f"a part has shape {list(part.shape)}, expected [any, {in_features}]")
             self._native.pack(
-                buffer, DTYPES[dtype], offset, part.shape[0], in_features, part.data, STORED_DTYPES[part.dtype]
+                buffer,
+                DTYPES[dtype],
+                offset,
+                part.shape[0],
+                in_features,
+                part.data,
+                STORED_DTYPES[part.dtype],
             )
             offset += part.shape[0]
         return PackedWeight(buffer, rows, in_features, dtype)
@@ -179,9 +185,7 @@ class Runtime:
         np.frombuffer(buffer, np.float32)[:] = flat.reshape(-1)
         return buffer
 
-    def sample(
-        self, logits: npt.NDArray[np.float32], rows: npt.NDArray[np.void], out: SampleOutput
-    ) -> None:
+    def sample(self, logits: npt.NDArray[np.float32], rows: npt.NDArray[np.void], out: SampleOutput) -> None:
         """Choose a token for every row, and log-probabilities for rows whose num_top is not -1.
 
         Args:
@@ -360,9 +364,7 @@ class Program:
         logit_rows: npt.NDArray[np.int64],
     ) -> None:
         """One step. Arrays as in pagedcli's ForwardBatch, C-contiguous; checked against each other."""
-        self._native.run(
-            token_ids, positions, slot_mapping, query_start, seq_lens, block_table, logit_rows
-        )
+        self._native.run(token_ids, positions, slot_mapping, query_start, seq_lens, block_table, logit_rows)
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The output of the last run, [rows, features]; a view that the next run overwrites."""

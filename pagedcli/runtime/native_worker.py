@@ -215,10 +215,7 @@ class _Outcome:
         )
 
     def _errors(self, count: int) -> tuple[str | None, ...]:
-        texts = {
-            entry: fault.message(self._plan.entries[entry].request_id)
-            for entry, fault in self._faults.items()
-        }
+        texts = {entry: fault.message() for entry, fault in self._faults.items()}
         return tuple(texts.get(entry) for entry in range(count))
 
 
