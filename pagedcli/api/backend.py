@@ -13,6 +13,7 @@ from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.config import EngineConfig
 from pagedcli.engine.executor import Executor
 from pagedcli.models.spec import ModelSpec
+from pagedcli.ops.select import require_native, require_torch
 from pagedcli.runtime.executors import InlineExecutor, Launches, ThreadExecutor
 
 
@@ -45,11 +46,10 @@ def load_backend(checkpoint: Checkpoint, run: RunChoice) -> Backend:
         MissingDependencyError: The backend is not installed.
     """
     if run.backend == "native":
+        require_native()
         from pagedcli.api.native_backend import load_native
 
         return load_native(checkpoint, run)
-    from pagedcli.ops.select import require_torch
-
     require_torch(f"--device {run.device}" if run.device != "cpu" else "device.backend is torch")
     from pagedcli.api.torch_backend import load_torch
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,10 @@ class RawTensor:
         part = self.data[first * row_bytes : last * row_bytes]
         return RawTensor(self.name, self.dtype, (last - first, *self.shape[1:]), part)
 
+    def release(self) -> None:
+        """See `StoredTensor`."""
+        release_pages(self.data)
+
 
 class StoredTensor(Protocol):
     """One tensor, whose bytes may have to be computed when they are asked for (dequantized)."""
@@ -91,6 +96,9 @@ class StoredTensor(Protocol):
 
     def rows(self, first: int, last: int) -> RawTensor:
         """Rows `first` to `last` - 1 of the first dimension: what a loader asks for that wants no whole copy."""
+
+    def release(self) -> None:
+        """Give back the memory that holds the file's bytes; whoever asks again reads them from the file again."""
 
 
 class Checkpoint(Protocol):
@@ -145,6 +153,22 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds {type(value).__name__}, not a JSON object: download it again")
     return value
+
+
+def release_pages(data: Bytes) -> None:
+    """Give back the memory behind a view of a mapped file, if it is one; the next access reads the file again.
+
+    So a file that is converted piece by piece is never resident as a whole beside its result. Whole system pages only:
+    what a view shares with its neighbours stays.
+    """
+    mapped = getattr(data, "_mmap", None)  # numpy's memmap keeps its mapping there, also in views
+    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    first = data.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (first + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start:
+        mapped.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def map_file(path: Path) -> Bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 
-from pagedcli.checkpoint.base import Bytes, RawTensor, StoredTensor
+from pagedcli.checkpoint.base import Bytes, RawTensor, StoredTensor, release_pages
 from pagedcli.checkpoint.dequantize import dequantize_rows, is_known
 from pagedcli.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from pagedcli.checkpoint.gguf_map import ROPE_FACTORS, end_token_ids, hf_config, hf_name
@@ -38,12 +38,14 @@ class ComputedTensor:
         dtype: Of the values.
         shape: As in PyTorch.
         read: Values of the given rows, as an array of the dtype.
+        stored: Bytes of the file that they are made from.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[slice], np.ndarray]
+    stored: Bytes
 
     @property
     def data(self) -> Bytes:
@@ -54,6 +56,10 @@ class ComputedTensor:
         """Some rows."""
         values = np.ascontiguousarray(self.read(slice(first, last)))
         return RawTensor(self.name, self.dtype, values.shape, values.reshape(-1).view(np.uint8))
+
+    def release(self) -> None:
+        """Give back the memory of the stored bytes."""
+        release_pages(self.stored)
 
 
 class GGUFCheckpoint:
@@ -107,7 +113,7 @@ class GGUFCheckpoint:
         def read(rows: slice) -> np.ndarray:
             return self._values(entry, rows if order is None else order[rows])[1]
 
-        return ComputedTensor(name, dtype, entry.shape, read)
+        return ComputedTensor(name, dtype, entry.shape, read, self._file.data(entry))
 
     def stored_bytes(self) -> int:
         """Bytes that the tensors take in the file."""

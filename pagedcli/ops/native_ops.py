@@ -205,6 +205,8 @@ class NativeOps:
         _check_dtypes(tensors)
         reader = _PieceReader(self._converters, PIECES_AHEAD * self.runtime.threads)
         packed = self.runtime.pack(reader.pieces(tensors), self._dtype)
+        for tensor in tensors:
+            tensor.release()
         self.weight_bytes += packed.buffer.nbytes
         return packed
 
@@ -226,21 +228,23 @@ class _PieceReader:
     """Cuts tensors into pieces of rows and keeps `ahead` of them under conversion.
 
     So a quantized tensor is never there as a whole in float32, and its conversion uses all threads. What the file has
-    as it is wanted passes through as a view.
+    as it is wanted passes through as a view, and its memory goes as soon as the next piece is asked for: then this
+    one is packed.
     """
 
     def __init__(self, pool: ThreadPoolExecutor, ahead: int) -> None:
         self._pool, self._ahead = pool, ahead
-        self._jobs: list[Callable[[], Any]] = []
-        self._futures: dict[int, Future[Any]] = {}
+        self._jobs: list[Callable[[], HostTensor]] = []
+        self._futures: dict[int, Future[HostTensor]] = {}
         self._started = 0
+        self._taken: HostTensor | None = None
 
     def pieces(self, tensors: Sequence[HostTensor]) -> list[StoredTensor]:
         """The tensors' rows, in order."""
         found: list[StoredTensor] = []
         for tensor in tensors:
             for first, last in _ranges(tensor.shape[0], tensor.shape[1]):
-                self._jobs.append(lambda t=tensor, a=first, b=last: t.rows(a, b).data)  # type: ignore[misc]
+                self._jobs.append(lambda t=tensor, a=first, b=last: t.rows(a, b))  # type: ignore[misc]
                 found.append(_Piece(self, len(found), (last - first, tensor.shape[1]), tensor.dtype))
         return found
 
@@ -249,7 +253,10 @@ class _PieceReader:
         while self._started < min(index + self._ahead, len(self._jobs)):
             self._futures[self._started] = self._pool.submit(self._jobs[self._started])
             self._started += 1
-        return self._futures.pop(index).result()
+        if self._taken is not None:
+            self._taken.release()
+        self._taken = self._futures.pop(index).result()
+        return self._taken.data
 
 
 def _ranges(rows: int, columns: int) -> Iterator[tuple[int, int]]:

@@ -59,18 +59,27 @@ def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = ()) -> Na
         MissingDependencyError: They were not built.
         ConfigError: PAGED_CPU_ISA names a variant that is not there.
     """
-    try:
-        from pagedcli.ops.native_ops import NativeOps
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("paged_kernels"):
-            raise
-        raise MissingDependencyError(
-            f"{error}, or choose the slower torch: --set device.backend=torch"
-        ) from error
+    require_native()
+    from pagedcli.ops.native_ops import NativeOps
+
     try:
         return NativeOps(dtype, threads=threads, cpus=cpus)
     except ValueError as error:
         raise ConfigError(f"the native CPU engine cannot start: {error}") from error
+
+
+def require_native() -> None:
+    """Say in one line that the kernels were not built.
+
+    Raises:
+        MissingDependencyError: They cannot be imported.
+    """
+    try:
+        import paged_kernels.native  # noqa: F401 - only whether it can be
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{error}; or take the slower torch: --set device.backend=torch"
+        ) from error
 
 
 def torch_is_installed() -> bool:

@@ -34,6 +34,9 @@ class HostTensor(Protocol):
     def rows(self, first: int, last: int) -> HostTensor:
         """Rows `first` to `last` - 1, for a backend that wants no whole copy."""
 
+    def release(self) -> None:
+        """The bytes are not needed again: memory that holds them may go."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearPart:

@@ -159,8 +159,9 @@ class Fields:
             hasattr(value, "__iter__") and not isinstance(value, (str, Mapping)), f"{PREFIX}{key} is no list"
         )
         found = list(value)
-        wrong = next((i for i, item in enumerate(found) if not isinstance(item, kind)), None)
-        _require(wrong is None, f"{PREFIX}{key}[{wrong}] is not of type {kind.__name__.lower()}")
+        if not all(issubclass(found_kind, kind) for found_kind in set(map(type, found))):
+            wrong = next(i for i, item in enumerate(found) if not isinstance(item, kind))
+            raise CheckpointError(f"{PREFIX}{key}[{wrong}] is not of type {kind.__name__.lower()}")
         ok = length is None or len(found) == length
         _require(ok, f"{PREFIX}{key} has {len(found)} entries, {PREFIX}tokens has {length}")
         return found
@@ -183,10 +184,11 @@ class Vocabulary:
         tokens = fields.items("tokens", str) or []
         _require(bool(tokens), f"{PREFIX}tokens is missing or empty: the file has no vocabulary")
         kinds = fields.items("token_type", Integral, len(tokens)) or [1] * len(tokens)
-        ids: dict[str, int] = {}
-        for token_id, token in enumerate(tokens):
-            first = ids.setdefault(token, token_id)
-            _require(first == token_id, f"{PREFIX}tokens has {token!r} twice, as ids {first} and {token_id}")
+        ids = dict(zip(tokens, range(len(tokens)), strict=True))
+        if len(ids) < len(tokens):
+            twice, last = next((token, ids[token]) for i, token in enumerate(tokens) if ids[token] != i)
+            first = tokens.index(twice)
+            raise CheckpointError(f"{PREFIX}tokens has {twice!r} twice, as ids {first} and {last}")
         return cls(str(model), tokens, [int(kind) for kind in kinds], ids)
 
 
@@ -257,20 +259,12 @@ def _stored_merges(vocabulary: Vocabulary, fields: Fields) -> list[tuple[str, st
     lines = fields.items("merges", str)
     if lines is None:
         return None
-    merges = []
+    ids, merges = vocabulary.ids, []
     for index, line in enumerate(lines):
         middle = line.find(" ", 1)
         left, right = line[:middle], line[middle + 1 :]
-        known = (
-            middle > 0
-            and left in vocabulary.ids
-            and right in vocabulary.ids
-            and left + right in vocabulary.ids
-        )
-        _require(
-            known,
-            f"{PREFIX}merges[{index}] is {line!r}: not two tokens that join to a third",
-        )
+        if middle < 1 or left not in ids or right not in ids or left + right not in ids:
+            raise CheckpointError(f"{PREFIX}merges[{index}] is {line!r}: not two tokens that join to a third")
         merges.append((left, right))
     return merges
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-
-pytest.importorskip("paged_kernels._native", reason="the native kernels are not built")
 
 from pagedcli.api.llm import LLM
 from pagedcli.api.resolve import resolve_backend
@@ -154,3 +154,41 @@ def test_what_needs_torch_says_so_in_one_line(
             LLM(path, num_pages=50, **settings)
         assert f"torch is not installed: pip install 'pagedcli[{extra}]'" in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_a_request_that_meets_nan_weights_fails_alone(tiny_checkpoint: MakeModel, tmp_path: Path) -> None:
+    """Its pages come back holding NaN, and whoever gets them next must not notice."""
+    from safetensors.numpy import load_file, save_file
+
+    source = tiny_checkpoint("llama")
+    shutil.copytree(source, tmp_path / "m")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    tensors["model.embed_tokens.weight"][77] = np.nan
+    save_file(tensors, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    # Nobody may choose the token whose embedding is NaN, and a tied head would spoil every row.
+    params = SamplingParams(max_tokens=8, ignore_eos=True, bad_token_ids=[77])
+    well = [list(range(100 + index, 130 + index)) for index in range(4)]
+    sick = [*range(100, 120), 77, 3]
+    settings = {**SETTINGS, "num_pages": 14, "prefix_caching": False}
+    with LLM(str(source), **settings) as llm:
+        expected = [output.samples for output in llm.generate(well, params)]
+    with LLM(str(tmp_path / "m"), **settings) as llm:
+        for _ in range(3):
+            outputs = llm.generate([well[0], sick, *well[1:], sick], params, errors="return")
+            assert [output.samples for output in outputs if output.error is None] == expected
+            failed = [output for output in outputs if output.error is not None]
+            assert len(failed) == 2
+            assert "NaN or infinite logits" in str(failed[0].error)
+
+
+def test_missing_kernels_and_unknown_variants_are_told_in_one_line(tiny_checkpoint: MakeModel) -> None:
+    flags = ["generate", "-m", str(tiny_checkpoint("llama")), "-p", "hello", "--num-pages", "50"]
+    command = "from pagedcli.cli.main import run\nsys.exit(run(sys.argv[1:]))\n"
+    missing = run_blocked("sys.modules['paged_kernels._native'] = None\n" + command, *flags)
+    assert missing.returncode == 2
+    assert "the native kernels are not built: run `pip install .`" in missing.stderr
+    assert "--set device.backend=torch" in missing.stderr
+    unknown = run_blocked("import os; os.environ['PAGED_CPU_ISA'] = 'sse9'\n" + command, *flags)
+    assert unknown.returncode == 2
+    assert "sse9" in unknown.stderr
+    assert len(unknown.stderr.strip().splitlines()) == 1

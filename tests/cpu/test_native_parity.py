@@ -1,6 +1,6 @@
 """The native engine's logits against transformers' on tiny random models, in float32; and against torch's ops.
 
-The cases and the tolerance are those of `test_models_parity`. Skipped where the kernels were not built.
+The cases and the tolerance are those of `test_models_parity`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("paged_kernels._native", reason="the native kernels are not built")
-
 from paged_kernels.native import available_isas
 
 from pagedcli.checkpoint import open_checkpoint
@@ -54,3 +51,37 @@ def test_every_variant_is_near_the_torch_reference(isa: str, dtype: str, tmp_pat
     (expected,) = run_steps(reference, [tokens], [[(0, 90)]])
     (actual,) = run_native(NativeModel.load(tmp_path, dtype, isa=isa), [tokens], [[(0, 90)]])
     assert_close(actual, expected.numpy(), TOLERANCE if dtype == "float32" else 0.04)
+
+
+def test_a_file_is_never_resident_as_a_whole_beside_its_packing(tmp_path: Path) -> None:
+    """Weights at the run's dtype and some; measured in a process of its own, on a model of 100 MB."""
+    import subprocess
+    import sys
+
+    from tests.fixtures_checkpoints import write_tiny_checkpoint
+
+    path = write_tiny_checkpoint(
+        tmp_path / "m", "llama", dtype="bfloat16", hidden_size=1024, intermediate_size=4096, num_hidden_layers=2,
+        vocab_size=32_000, tie_word_embeddings=False, head_dim=64,
+    )  # fmt: skip
+    code = """
+import re, sys
+from pathlib import Path
+from pagedcli.checkpoint import open_checkpoint
+from pagedcli.models.load import load_model
+from pagedcli.ops.native_ops import NativeOps
+
+def resident():
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+checkpoint, ops = open_checkpoint(Path(sys.argv[1])), NativeOps("bfloat16", threads=1)
+before = resident()
+load_model(checkpoint, ops, 64)
+print(ops.weight_bytes, resident() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    weights, taken = map(int, done.stdout.split())
+    assert weights > 150e6
+    assert taken < weights + 40e6

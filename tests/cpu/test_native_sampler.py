@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("paged_kernels._native", reason="the native kernels are not built")
-
 from paged_kernels.native import Runtime, SampleOutput, available_isas
 
 from pagedcli.core.plan import Admission, TokenLogprob

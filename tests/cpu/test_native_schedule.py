@@ -11,9 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("paged_kernels._native", reason="the native kernels are not built")
-
 from paged_kernels.native import available_isas
 
 from tests.cpu.test_models_schedule import LENGTHS, SHAPES, random_steps

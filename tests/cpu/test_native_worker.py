@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("paged_kernels._native", reason="the native kernels are not built")
-
 from paged_kernels.native import KVPool, Runtime
 
 from pagedcli.config import SchedulerConfig

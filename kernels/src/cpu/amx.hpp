@@ -3,6 +3,9 @@
 //   A tile: 16 rows of x, 32 k       B tile: 16 pairs of k, 16 outputs x 2       C tile: 16 rows, 16 floats
 //
 // Results of a row do not depend on the other rows of its tile: tiles of fewer rows give the same bits.
+//
+// The tile unit works for 64 cycles on what one step of k loads; `between.step()` is called there for vector work that
+// is to be done at the same time: the finishing of the tile before.
 #pragma once
 
 #include <immintrin.h>
@@ -12,38 +15,53 @@
 
 namespace paged::PAGED_VARIANT {
 
-struct alignas(64) TileConfig {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t column_bytes[16] = {};
-    uint8_t rows[16] = {};
+// The tiles' shapes as they are loaded: tiles 0 to 3 sums, 4 and 5 x, 6 and 7 weights.
+//
+// A pass of up to 16 rows has one tile of x (4) and up to four of sums; one of 17 to 32 rows has two (4 and 5).
+// Loading shapes clears the tiles and takes a while, so it is done only when they change.
+class TileShapes {
+public:
+    ~TileShapes() {
+        if (rows_ != 0) {
+            _tile_release();  // the system need not save what nobody uses
+        }
+    }
+
+    PAGED_INLINE void set(int rows) {
+        if (rows != rows_) {
+            load(rows);
+        }
+    }
+
+private:
+    struct alignas(64) Config {
+        uint8_t palette = 1;
+        uint8_t start_row = 0;
+        uint8_t reserved[14] = {};
+        uint16_t column_bytes[16] = {};
+        uint8_t rows[16] = {};
+    };
+
+    void load(int rows) {
+        const int second = rows > 16 ? rows - 16 : rows, first = rows > 16 ? 16 : rows;
+        // In a narrow pass tile 5 holds weights.
+        const int all[8] = {first, first, second, second, first, rows > 16 ? second : 16, 16, 16};
+        Config config;
+        for (int i = 0; i < 8; i++) {
+            config.rows[i] = static_cast<uint8_t>(all[i]);
+            config.column_bytes[i] = 64;
+        }
+        _tile_loadconfig(&config);
+        rows_ = rows;
+    }
+
+    int rows_ = 0;
 };
 
-// Tiles 0 to 3: sums; 4 and 5: x; 6 and 7: weights. `first` rows of x in tile 4, `second` in tile 5.
-PAGED_INLINE void configure_tiles(int first, int second) {
-    TileConfig config;
-    const int rows[8] = {first, first, second, second, first, second, 16, 16};
-    for (int i = 0; i < 8; i++) {
-        config.rows[i] = static_cast<uint8_t>(rows[i]);
-        config.column_bytes[i] = 64;
-    }
-    _tile_loadconfig(&config);
-}
-
-// Up to 16 rows: one tile of x, up to four blocks of weights.
-PAGED_INLINE void configure_narrow(int rows) {
-    TileConfig config;
-    const int all[8] = {rows, rows, rows, rows, rows, 16, 16, 16};
-    for (int i = 0; i < 8; i++) {
-        config.rows[i] = static_cast<uint8_t>(all[i]);
-        config.column_bytes[i] = 64;
-    }
-    _tile_loadconfig(&config);
-}
-
+template <class Between>
 inline void narrow_blocks4(
-    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes
+    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
+    Between& between
 ) {
     const bf16 *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
     _tile_zero(0);
@@ -60,6 +78,7 @@ inline void narrow_blocks4(
         _tile_dpbf16ps(2, 4, 7);
         _tile_loadd(5, w3 + 16 * k, 64);
         _tile_dpbf16ps(3, 4, 5);
+        between.step();
     }
     _tile_stored(0, out, out_bytes);
     _tile_stored(1, out + 16, out_bytes);
@@ -67,20 +86,25 @@ inline void narrow_blocks4(
     _tile_stored(3, out + 48, out_bytes);
 }
 
+template <class Between>
 inline void narrow_block1(
-    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes
+    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
+    Between& between
 ) {
     _tile_zero(0);
     for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
         _tile_loadd(4, x + k, x_bytes);
         _tile_loadd(5, w + 16 * k, 64);
         _tile_dpbf16ps(0, 4, 5);
+        between.step();
     }
     _tile_stored(0, out, out_bytes);
 }
 
+template <class Between>
 inline void wide_blocks2(
-    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes
+    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
+    Between& between
 ) {
     const bf16 *w0 = w[0], *w1 = w[1];
     const bf16* lower = x + 8 * x_bytes;  // 16 rows on, in elements
@@ -97,6 +121,7 @@ inline void wide_blocks2(
         _tile_loadd(5, lower + k, x_bytes);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
+        between.step();
     }
     float* lower_out = out + 4 * out_bytes;
     _tile_stored(0, out, out_bytes);
@@ -105,8 +130,10 @@ inline void wide_blocks2(
     _tile_stored(3, lower_out + 16, out_bytes);
 }
 
+template <class Between>
 inline void wide_block1(
-    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes
+    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
+    Between& between
 ) {
     const bf16* lower = x + 8 * x_bytes;
     _tile_zero(0);
@@ -117,14 +144,16 @@ inline void wide_block1(
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, lower + k, x_bytes);
         _tile_dpbf16ps(2, 5, 6);
+        between.step();
     }
     _tile_stored(0, out, out_bytes);
     _tile_stored(2, out + 4 * out_bytes, out_bytes);
 }
 
+template <class Between>
 inline void multiply_amx(
-    const bf16* x, int64_t x_stride, int64_t rows, const bf16* const* w, int blocks, int64_t depth, float* out,
-    int64_t out_stride
+    TileShapes& shapes, const bf16* x, int64_t x_stride, int64_t rows, const bf16* const* w, int blocks,
+    int64_t depth, float* out, int64_t out_stride, Between& between
 ) {
     const int64_t x_bytes = 2 * x_stride, out_bytes = 4 * out_stride;
     for (int64_t r = 0; r < rows; r += 32) {
@@ -132,27 +161,23 @@ inline void multiply_amx(
         float* to = out + r * out_stride;
         const int left = static_cast<int>(rows - r < 32 ? rows - r : 32);
         int b = 0;
+        shapes.set(left);
         if (left <= 16) {
-            configure_narrow(left);
             for (; b + 4 <= blocks; b += 4) {
-                narrow_blocks4(from, x_bytes, w + b, depth, to + 16 * b, out_bytes);
+                narrow_blocks4(from, x_bytes, w + b, depth, to + 16 * b, out_bytes, between);
             }
             for (; b < blocks; b++) {
-                narrow_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes);
+                narrow_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
             }
         } else {
-            configure_tiles(16, left - 16);
             for (; b + 2 <= blocks; b += 2) {
-                wide_blocks2(from, x_bytes, w + b, depth, to + 16 * b, out_bytes);
+                wide_blocks2(from, x_bytes, w + b, depth, to + 16 * b, out_bytes, between);
             }
             for (; b < blocks; b++) {
-                wide_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes);
+                wide_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
             }
         }
     }
 }
-
-// Gives the tile registers back, so that the system need not save them; at the end of a kernel's run.
-PAGED_INLINE void release_tiles() { _tile_release(); }
 
 }  // namespace paged::PAGED_VARIANT

@@ -287,7 +287,7 @@ private:
         product(weights_, SPLIT, tile.queries, values_, 16 * padded, width_ / 16, padded, part_, width_);
     }
 
-    static void product(
+    void product(
         const X* x, int64_t stride, int64_t rows, const X* packed, int64_t block_size, int64_t blocks, int64_t depth,
         float* out, int64_t out_stride
     ) {
@@ -297,7 +297,8 @@ private:
             for (int64_t b = 0; b < count; b++) {
                 all[b] = packed + (done + b) * block_size;
             }
-            multiply(x, stride, rows, all, static_cast<int>(count), depth, out + 16 * done, out_stride);
+            Nothing nothing;
+            multiply_(x, stride, rows, all, static_cast<int>(count), depth, out + 16 * done, out_stride, nothing);
             done += count;
         }
     }
@@ -333,17 +334,17 @@ private:
             part_peak_[query] = part_sum_[query] = 0.0f;
             return;
         }
-        const F16 hidden = set1(-INFINITY), scale = set1(p_.scale);
-        F16 highest = hidden;
+        hide(scores, padded, low, high);
+        F16 highest = set1(-INFINITY);
         for (int64_t t = 0; t < padded; t += 16) {
-            F16 seen = where_seen(load(scores + t) * scale, hidden, t, low, high);
-            store(scores + t, seen);
-            highest = max(highest, seen);
+            highest = max(highest, load(scores + t));
         }
-        const float peak = max_lanes(highest);
+        const F16 scale = set1(p_.scale);
+        const float peak = max_lanes(highest) * p_.scale;
+        const F16 below = set1(-peak);
         F16 sums = zero();
         for (int64_t t = 0; t < padded; t += 16) {
-            F16 weight = exp(load(scores + t) - set1(peak));
+            const F16 weight = exp_for<T>(fma(load(scores + t), scale, below));
             store(weights + t, weight);
             sums = sums + weight;
         }
@@ -351,20 +352,18 @@ private:
         part_sum_[query] = sum_lanes(sums);
     }
 
-    static PAGED_INLINE F16 where_seen(F16 value, F16 other, int64_t t, int64_t low, int64_t high) {
-        if (t >= low && t + 16 <= high) {
-            return value;
+    // Tokens outside [low, high) must not count: their scores become -inf.
+    static void hide(float* scores, int64_t padded, int64_t low, int64_t high) {
+        for (int64_t t = 0; t < low; t++) {
+            scores[t] = -INFINITY;
         }
-        float lanes[16], others[16];
-        store(lanes, value);
-        store(others, other);
-        for (int64_t i = 0; i < 16; i++) {
-            lanes[i] = t + i >= low && t + i < high ? lanes[i] : others[i];
+        for (int64_t t = high; t < padded; t++) {
+            scores[t] = -INFINITY;
         }
-        return load(lanes);
     }
 
     const PagedAttention& p_;
+    Multiplier multiply_;
     int64_t depth_, width_;
     X *q_, *keys_, *values_, *weights_;
     float *scores_, *part_, *part_peak_, *part_sum_, *joined_, *peak_, *sum_;
@@ -400,9 +399,6 @@ void run(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
     } else {
         run_items<bf16>(p, first, last, scratch);
     }
-#if defined(PAGED_HAS_AMX)
-    release_tiles();
-#endif
 }
 
 // Joins the parts of rows; none where attention was computed whole.

@@ -174,7 +174,7 @@ void gated_row(const PagedGated& p, int64_t row) {
     const T* up = gate + p.features;
     T* out = static_cast<T*>(p.out) + row * p.out_stride;
     for_lanes(p.features, [&](int64_t i, auto n) {
-        store_some(out + i, activate(load_some(gate + i, n), p.activation) * load_some(up + i, n), n);
+        store_some(out + i, activate<T>(load_some(gate + i, n), p.activation) * load_some(up + i, n), n);
     });
 }
 

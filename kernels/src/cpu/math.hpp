@@ -1,6 +1,8 @@
 // Exponential and activations on sixteen floats: polynomials, no library call whose bits could depend on the machine.
+// What is rounded to bfloat16 afterwards needs fewer terms.
 #pragma once
 
+#include "paged/types.h"
 #include "simd.hpp"
 
 namespace paged::PAGED_VARIANT {
@@ -25,15 +27,56 @@ PAGED_INLINE F16 exp(F16 x) {
     return where_less(x, low, zero(), result);
 }
 
-PAGED_INLINE F16 sigmoid(F16 x) { return set1(1.0f) / (set1(1.0f) + exp(zero() - x)); }
-
-PAGED_INLINE F16 gelu_tanh(F16 x) {
-    // 0.5 * (1 + tanh(y)) is sigmoid(2 y).
-    F16 cubic = fma(x * x * x, set1(0.044715f), x);
-    return x * sigmoid(cubic * set1(1.5957691216057308f));
+// exp(x) to 3e-6, for results that are rounded to bfloat16; 0 and infinity as above.
+PAGED_INLINE F16 exp_coarse(F16 x) {
+    const F16 scaled = x * set1(1.44269504088896341f);
+#if defined(PAGED_SIMD_AVX512)
+    const F16 n = {_mm512_roundscale_ps(scaled.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    const F16 f = scaled - n;
+#else
+    const F16 low = set1(-126.0f), high = set1(127.0f), magic = set1(12582912.0f);
+    const F16 inside = min(high, max(low, scaled));
+    const F16 n = (inside + magic) - magic;
+    const F16 f = inside - n;
+#endif
+    // 2^f on [-1/2, 1/2], minimax.
+    F16 p = fma(set1(9.57010177e-3f), f, set1(5.59178621e-2f));
+    p = fma(p, f, set1(2.40247448e-1f));
+    p = fma(p, f, set1(6.93121815e-1f));
+    p = fma(p, f, set1(9.99999261e-1f));
+#if defined(PAGED_SIMD_AVX512)
+    return {_mm512_scalef_ps(p.v, n.v)};
+#else
+    const F16 result = where_less(high, scaled, set1(INFINITY), scale_by_power(p, n));
+    return where_less(scaled, low, zero(), result);
+#endif
 }
 
-PAGED_INLINE F16 gelu_erf(F16 x) {
+// As exact as results of T can tell.
+template <class T>
+PAGED_INLINE F16 exp_for(F16 x) {
+    return sizeof(T) == 4 ? exp(x) : exp_coarse(x);
+}
+
+template <class T>
+PAGED_INLINE F16 sigmoid(F16 x) {
+    const F16 sum = set1(1.0f) + exp_for<T>(zero() - x);
+#if defined(PAGED_SIMD_AVX512)
+    if constexpr (sizeof(T) == 2) {
+        return {_mm512_rcp14_ps(sum.v)};
+    }
+#endif
+    return set1(1.0f) / sum;
+}
+
+template <class T>
+PAGED_INLINE F16 gelu_tanh(F16 x) {
+    // 0.5 * (1 + tanh(y)) is sigmoid(2 y).
+    const F16 cubic = fma(x * x * x, set1(0.044715f), x);
+    return x * sigmoid<T>(cubic * set1(1.5957691216057308f));
+}
+
+inline F16 gelu_erf(F16 x) {
     alignas(64) float lanes[16];
     store(lanes, x);
     for (float& lane : lanes) {
@@ -42,15 +85,12 @@ PAGED_INLINE F16 gelu_erf(F16 x) {
     return load(lanes);
 }
 
+template <class T>
 PAGED_INLINE F16 activate(F16 x, int activation) {
-    switch (activation) {
-        case 0:
-            return x * sigmoid(x);
-        case 1:
-            return gelu_erf(x);
-        default:
-            return gelu_tanh(x);
+    if (activation == PAGED_SILU) {
+        return x * sigmoid<T>(x);
     }
+    return activation == PAGED_GELU ? gelu_erf(x) : gelu_tanh<T>(x);
 }
 
 }  // namespace paged::PAGED_VARIANT

@@ -141,34 +141,51 @@ void multiply_rows(
     }
 }
 
-// Any number of rows and blocks. out: [rows, 16 * blocks] floats with a stride.
-template <class X, class W>
-void multiply(
-    const X* x, int64_t x_stride, int64_t rows, const W* const* w, int blocks, int64_t depth, float* out,
-    int64_t out_stride
-) {
-#if defined(PAGED_HAS_AMX)
-    if constexpr (sizeof(X) == 2) {
-        return multiply_amx(x, x_stride, rows, w, blocks, depth, out, out_stride);
-    }
-#endif
-    for (int64_t r = 0; r < rows; r += ROWS) {
-        const X* from = x + r * x_stride;
-        float* to = out + r * out_stride;
-        int64_t left = rows - r < ROWS ? rows - r : ROWS;
-        unroll<ROWS>([&](auto m) {
-            if (left == m + 1) {
-                multiply_rows<m + 1>(from, x_stride, w, blocks, depth, to, out_stride);
-            }
-        });
-    }
-}
+// Nothing to do between the steps of a product.
+struct Nothing {
+    void step() {}
+};
 
-// Rows for one pass over some blocks of a linear: a whole number of tiles.
+// Multiplies any number of rows and blocks; out: [rows, 16 * blocks] floats with a stride. One for a run of a kernel.
+class Multiplier {
+public:
+    // `between.step()` may be called any number of times meanwhile, for work that does not depend on the result.
+    template <class X, class W, class Between>
+    void operator()(
+        const X* x, int64_t x_stride, int64_t rows, const W* const* w, int blocks, int64_t depth, float* out,
+        int64_t out_stride, [[maybe_unused]] Between& between
+    ) {
 #if defined(PAGED_HAS_AMX)
-constexpr int PASS_ROWS = 32;
+        if constexpr (sizeof(X) == 2) {
+            multiply_amx(shapes_, x, x_stride, rows, w, blocks, depth, out, out_stride, between);
+            return;
+        }
+#endif
+        for (int64_t r = 0; r < rows; r += ROWS) {
+            const X* from = x + r * x_stride;
+            float* to = out + r * out_stride;
+            const int64_t left = rows - r < ROWS ? rows - r : ROWS;
+            unroll<ROWS>([&](auto m) {
+                if (left == m + 1) {
+                    multiply_rows<m + 1>(from, x_stride, w, blocks, depth, to, out_stride);
+                }
+            });
+        }
+    }
+
+#if defined(PAGED_HAS_AMX)
+private:
+    TileShapes shapes_;
+#endif
+};
+
+// Rows for one pass over some blocks of a linear: a whole number of tiles; and the blocks of a pass of many rows.
+#if defined(PAGED_HAS_AMX)
+constexpr int64_t PASS_ROWS = 32;
+constexpr int WIDE_PASS_BLOCKS = 2;
 #else
-constexpr int PASS_ROWS = ROWS;
+constexpr int64_t PASS_ROWS = ROWS;
+constexpr int WIDE_PASS_BLOCKS = MAX_BLOCKS;
 #endif
 
 }  // namespace paged::PAGED_VARIANT

@@ -1,0 +1,156 @@
+"""What the CPU benchmark counts, against figures worked out by hand and independently; and a small run of all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pagedcli.bench.cpu_workloads import cpu_workloads, long_context
+from pagedcli.bench.machine import MachineRates
+from pagedcli.bench.peers import installed_peers
+from pagedcli.bench.random_checkpoint import QWEN2_5_0_5B, RandomCheckpoint
+from pagedcli.bench.work import ModelSizes
+from pagedcli.models.load import check_tensors, expected_tensors
+from pagedcli.models.spec import ModelSpec
+from pagedcli.workloads.requests import WorkloadRequest
+from tests.conftest import MakeModel
+
+SMOLLM2 = ModelSpec.from_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+        "tie_word_embeddings": True,
+    }
+)
+
+
+def request(prompt: list[int], new: int) -> WorkloadRequest:
+    return WorkloadRequest("r", tuple(prompt), new, new)
+
+
+def test_sizes_are_those_of_the_checkpoints_tensors() -> None:
+    """106 M in the body and 28 M in the tied head: 269 MB to read for a token in bfloat16."""
+    sizes = ModelSizes.of(SMOLLM2, "bfloat16")
+    shapes = expected_tensors(SMOLLM2)
+    assert sizes.body == sum(s[0] * s[1] for name, s in shapes.items() if len(s) == 2 and "embed" not in name)
+    assert sizes.head == shapes["model.embed_tokens.weight"][0] * 576
+    assert sizes.weights(1).weight_bytes == pytest.approx(269e6, rel=0.001)
+    assert 36e9 / sizes.weights(1).weight_bytes == pytest.approx(134, abs=0.5)
+    assert 469e9 / (2 * sizes.body) == pytest.approx(2210, abs=3)
+
+
+def test_attention_is_counted_over_all_earlier_positions() -> None:
+    sizes = ModelSizes.of(SMOLLM2, "bfloat16")
+    pairs = sum(range(1, 101))
+    scores_and_sums = 2 * 2 * 30 * 9 * 64 * pairs
+    assert sizes.prefill(0, 100).attention_flops == scores_and_sums
+    assert sizes.prefill(0, 60).attention_flops + sizes.prefill(60, 40).attention_flops == scores_and_sums
+    assert sizes.decode(99, 1).attention_flops == 2 * 2 * 30 * 9 * 64 * 100
+    assert sizes.decode(99, 1).kv_bytes == 2 * 2 * 30 * 3 * 64 * 100
+
+
+def test_a_shared_prefix_is_computed_once_and_weights_are_read_once_a_step() -> None:
+    sizes = ModelSizes.of(SMOLLM2, "bfloat16")
+    prefix = list(range(64))
+    alone = sizes.workload([request([*prefix, 1, 2], 5)])
+    both = sizes.workload([request([*prefix, 1, 2], 5), request([*prefix, 3], 2)])
+    assert alone.body_flops == 2 * sizes.body * (66 + 4)
+    assert both.body_flops == 2 * sizes.body * (66 + 4 + 1 + 1)
+    assert both.head_flops == 2 * sizes.head * 7
+    assert both.weight_bytes == alone.weight_bytes == sizes.weights(5).weight_bytes
+    # The very same prompt again still computes its last page.
+    twice = sizes.workload([request(prefix, 1), request(prefix, 1)])
+    assert twice.body_flops == 2 * sizes.body * (64 + 16)
+
+
+def test_the_binding_rate_gives_the_least_time() -> None:
+    work = ModelSizes.of(SMOLLM2, "bfloat16").decode(0, 1)
+    assert work.least_seconds(work.flops, 1e30) == 1
+    assert work.least_seconds(1e30, work.num_bytes / 2) == 2
+
+
+def test_rates_are_those_of_the_variant() -> None:
+    rates = MachineRates(2, 36e9, 235e9, 469e9, 2e12)
+    assert rates.flops_per_s("bfloat16", "amx") == 2e12
+    assert rates.flops_per_s("bfloat16", "avx512bf16") == 469e9
+    assert rates.flops_per_s("bfloat16", "avx2") == rates.flops_per_s("float32", "amx") == 235e9
+
+
+def test_drawn_workloads_are_like_those_of_the_peers() -> None:
+    decode, prefill, mixed, prefix = cpu_workloads(None)
+    assert (decode.counted_tokens(), prefill.counted_tokens()) == (128, 512)
+    assert len(mixed.requests) == 64
+    assert prefix.counted_tokens() == 32 * (512 + 32 + 64)
+    assert {r.prompt_token_ids[:512] for r in prefix.requests} == {prefix.requests[0].prompt_token_ids[:512]}
+    first, second = mixed.shifted(0), mixed.shifted(1)
+    assert [r.output_tokens for r in first] == [r.output_tokens for r in second]
+    assert all(a.prompt_token_ids[0] != b.prompt_token_ids[0] for a, b in zip(first, second, strict=True))
+    assert all(1000 <= token < 30_000 for r in second for token in r.prompt_token_ids)
+    assert long_context(100, 3).requests[0].output_tokens == 3
+
+
+def test_peers_lists_are_read_and_missing_peers_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = {
+        name: {"requests": [{"prompt": [1000, 2000], "new": 3}]}
+        for name in ("decode", "prefill512", "batch64", "prefix32")
+    }
+    (tmp_path / "workloads.json").write_text(json.dumps(lists))
+    assert cpu_workloads(tmp_path)[0].requests[0].prompt_token_ids == (1000, 2000)
+    monkeypatch.setenv("VENVS", str(tmp_path))
+    monkeypatch.setenv("MODELS", str(tmp_path))
+    assert installed_peers(tmp_path) == installed_peers(None) == ()
+    for file in ("peer_vllm.py", "vllm/bin/python", "hf/smollm2-135m/config.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("")
+    assert [peer.name for peer in installed_peers(tmp_path)] == ["vLLM"]
+
+
+def test_random_weights_have_the_shape_of_the_model() -> None:
+    small = {**QWEN2_5_0_5B, "num_hidden_layers": 1, "vocab_size": 100, "intermediate_size": 64}
+    checkpoint = RandomCheckpoint(small)
+    check_tensors(checkpoint, ModelSpec.from_config(small))
+    assert checkpoint.tensor("model.norm.weight").data[:2].tolist() == [0x80, 0x3F]
+
+
+def test_the_benchmark_runs_on_a_tiny_model(
+    tiny_checkpoint: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import typer
+
+    from pagedcli.bench import cpu
+
+    monkeypatch.setattr(cpu, "measure_machine", lambda threads: MachineRates(threads, 1e10, 1e11, 2e11, 0.0))
+    path = tiny_checkpoint("llama", vocab_size=30_000, max_position_embeddings=1024)
+    app = typer.Typer()
+    app.command()(cpu.main)
+    file = tmp_path / "out" / "bench.json"
+    options = [
+        "-m",
+        str(path),
+        "--threads",
+        "1",
+        "--only",
+        "decode,prefill512",
+        "--repeats",
+        "1",
+        "--context",
+        "200",
+    ]
+    result = CliRunner().invoke(app, [*options, "--json", str(file)], catch_exceptions=False)
+    assert result.exit_code == 0
+    written = json.loads(file.read_text())
+    assert [row["workload"] for row in written["rows"]] == ["decode", "prefill512", "context200"]
+    assert all(row["tokens_per_s"] > 0 and 0 < row["limit_share"] < 1 for row in written["rows"])
+    assert set(written["python_ms_per_step"]) == {"1", "64"}
+    assert written["ready"]["seconds"] > 0
+    assert "Python per step at batch 64" in result.stdout
