@@ -1,11 +1,11 @@
 """The compiled module: kernels/src/binding. `native` is the typed way to it; nothing else should import this one."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 # Anything with the buffer protocol, C-contiguous; sizes and element sizes are checked. bfloat16 is 2-byte integers.
-_Readable = Any
-_Writable = Any
+_Readable: TypeAlias = Any
+_Writable: TypeAlias = Any
 
 ABI_VERSION: int
 

@@ -164,7 +164,7 @@ def test_recordings_that_do_not_fit_are_refused() -> None:
 
 
 def test_an_unknown_variant_is_refused_with_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NativeError, match="instruction set is 'mmx': this machine and build run .*portable"):
+    with pytest.raises(NativeError, match=r"instruction set is 'mmx': this machine and build run .*portable"):
         Runtime(1, isa="mmx")
     monkeypatch.setenv("PAGED_CPU_ISA", "sse9")
     with pytest.raises(NativeError, match="PAGED_CPU_ISA is 'sse9'"):

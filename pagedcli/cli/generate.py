@@ -60,8 +60,8 @@ def generate(
     """Answer a file of prompts, one prompt, or a conversation.
 
     FILE is JSONL, or .txt with a prompt a line; - is JSONL on stdin. A row has an "id", one of "prompt", "messages"
-    and "prompt_token_ids", and any sampling field; OpenAI batch lines work too. Every row gives one row, errors included.
-    With -o, the same command again goes on where it stopped.
+    and "prompt_token_ids", and any sampling field; OpenAI batch lines work too. Every row gives one row, errors
+    included. With -o, the same command again goes on where it stopped.
     """
     from pagedcli.cli.generate_run import GenerateOptions, run_generate
 
