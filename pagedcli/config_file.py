@@ -167,11 +167,20 @@ def _check_name(section: str, name: str, known: Iterable[str], source: str) -> s
     return f"{section}.{name}" if section else name
 
 
+def _refuse_without_section(name: str, sections: Mapping[str, type], source: str) -> None:
+    """A setting of some section, given as if it had none."""
+    owners = [section for section, kind in sections.items() if name in _names(kind)]
+    if owners and name not in _top_level():
+        meant = " or ".join(f"{section}.{name}" for section in owners)
+        raise ConfigError(f"{source}: unknown setting {name}: did you mean {meant}?")
+
+
 def _flatten(table: Mapping[str, Any], sections: Mapping[str, type], source: str) -> dict[str, Value]:
     """One file's table as dotted keys; a section or key that does not exist is refused."""
     flat: dict[str, Value] = {}
     for name, value in table.items():
         if name not in sections:
+            _refuse_without_section(name, sections, source)
             key = _check_name("", name, [*sections, *_top_level()], source)
             flat[key] = Value(value, source)
         elif not isinstance(value, Mapping):

@@ -16,6 +16,7 @@ from pagedcli.cli.console import Messages, discard_stdout, write_result
 from pagedcli.cli.row_fields import make_params
 from pagedcli.cli.rows import row_seed
 from pagedcli.config import EngineConfig
+from pagedcli.core.request import FinishReason
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.engine.loop import Sink
 from pagedcli.engine.outputs import Delta, RequestOutput
@@ -170,6 +171,9 @@ def _take_turn(
         messages.say(f"{error} (/clear forgets the conversation)")
         return
     write_result("\n")
+    if output.samples[0].finish_reason is FinishReason.LENGTH:
+        tokens = output.usage.completion_tokens
+        messages.say(f"(cut after {tokens:,} tokens: --max-tokens N allows more, /clear makes room)")
     history[:] = [*asked, {"role": "assistant", "content": output.text}]
 
 

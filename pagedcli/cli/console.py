@@ -87,6 +87,15 @@ class Messages:
         yield
         self.detail(f"{name}: {time.perf_counter() - started:.2f} s")
 
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Show on a terminal that something takes its time."""
+        if self.quiet or not self.console.is_terminal:
+            yield
+            return
+        with self.console.status(name, spinner="line"):
+            yield
+
     def transfer(self, name: str, done: int, total: int) -> None:
         """Progress of a download or of loading, at most one line a second for each name."""
         now = time.monotonic()

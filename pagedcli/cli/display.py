@@ -169,7 +169,7 @@ def _use_line(view: View, width: int) -> Text:
 
 def _executor_line(view: View) -> Text:
     causes = idle_causes(view.stats.gap_seconds)
-    idle = f"   idle: {causes}" if causes else ""
+    idle = f"   of the idle time: {causes}" if causes else ""
     return _line("executor", f"{percent(view.stats.executor_busy)} busy{idle}")
 
 
@@ -186,10 +186,10 @@ def _map_lines(view: View, width: int) -> list[Text]:
 def _legend(view: View, width: int) -> Text:
     parts: list[tuple[str, str] | str] = []
     for state in (USED, SHARED, CACHED, FREE):
-        parts += [(_GLYPHS[state], _STYLES[state]), f" {_NAMES[state]} {view.blocks.count(state):,}   "]
+        parts += [(_GLYPHS[state], _STYLES[state]), f" {_NAMES[state]} {view.blocks.count(state):,}  "]
     size = pages_per_cell(len(view.blocks), max(10, width - _LABEL_WIDTH) * MAP_ROWS)
     if size > 1:
-        parts.append((f"1 cell = {size} pages", "dim"))
+        parts.append((f"{size:,} a cell", "dim"))
     return _line("", *parts)
 
 

@@ -39,6 +39,10 @@ _PACKAGES = (
     "huggingface_hub",
     "transformers",
 )
+# Only what a user may lack without a loss says why it is missing.
+_NOT_INSTALLED = {
+    "transformers": "not installed (only models without tokenizer.json need it: pagedcli[convert])"
+}
 # What CPU kernels can make use of, as /proc/cpuinfo spells it (x86 flags, Arm features).
 _INSTRUCTION_SETS = (
     *(
@@ -138,7 +142,7 @@ def _versions() -> list[tuple[str, str]]:
         try:
             rows.append((package, version(package)))
         except PackageNotFoundError:
-            rows.append((package, "not installed"))
+            rows.append((package, _NOT_INSTALLED.get(package, "not installed")))
     return rows
 
 

@@ -24,9 +24,9 @@ def find_model(config: EngineConfig, messages: Messages) -> Path:
 
 def open_engine(config: EngineConfig, messages: Messages) -> Engine:
     """Load the model and start the engine."""
-    from pagedcli.api.build import build_engine
+    with messages.phase("engine ready"), messages.waiting("loading the model"):
+        from pagedcli.api.build import build_engine  # seconds, on a cold machine
 
-    with messages.phase("engine ready"):
         engine = build_engine(config, progress=messages.transfer)
     for name, seconds in engine.phases:
         messages.detail(f"  {name}: {seconds:.2f} s")

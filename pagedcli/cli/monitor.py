@@ -15,7 +15,7 @@ from rich.live import Live
 
 from pagedcli.cli.console import Messages
 from pagedcli.cli.display import View, block_codes, plain_line, render
-from pagedcli.cli.progress import Progress
+from pagedcli.cli.progress import Progress, expected_seconds
 from pagedcli.cli.summary import KVUseMeter
 from pagedcli.core.snapshot import Snapshot
 from pagedcli.engine.outputs import EngineStats
@@ -113,7 +113,13 @@ class Monitor:
 
     def _view(self, stats: EngineStats) -> View:
         return View(
-            self._title, self._progress, stats, self._blocks, self.elapsed_s, self._eta(), self._waiting_for
+            self._title,
+            self._progress,
+            stats,
+            self._blocks,
+            self.elapsed_s,
+            self._eta(stats),
+            self._waiting_for,
         )
 
     def _take_picture(self) -> None:
@@ -123,10 +129,7 @@ class Monitor:
         self._waiting_for = str(reason) if reason is not None else ""
         self._picture_due = time.monotonic() + len(snapshot.blocks) * _PICTURE_SECONDS_PER_PAGE
 
-    def _eta(self) -> float | None:
-        """From the pace of this run."""
-        progress = self._progress
-        ended = progress.answered + progress.failed
-        if progress.total is None or not ended:
-            return None
-        return self.elapsed_s * (progress.total - progress.done) / ended
+    def _eta(self, stats: EngineStats) -> float | None:
+        if stats.num_running > 4 * self._progress.answered:
+            return None  # the first to end are the short ones: they say little of the others
+        return expected_seconds(self._progress, stats.generated_tokens, self.elapsed_s)

@@ -35,3 +35,21 @@ class Progress:
     def done(self) -> int:
         """Rows that are written."""
         return self.before + self.answered + self.failed
+
+
+def expected_seconds(progress: Progress, generated_tokens: int, elapsed_s: float) -> float | None:
+    """Until the last row, if the rows to come are as long as those served; None if nothing is known.
+
+    Counts tokens, not rows: rows that run together also end together.
+
+    Args:
+        progress: Counts of rows.
+        generated_tokens: Of this run, those of unfinished rows included.
+        elapsed_s: Of this run.
+    """
+    if progress.total is None or not progress.answered or not generated_tokens:
+        return None
+    rows = progress.total - progress.done
+    length = progress.generated_tokens / progress.answered
+    under_way = max(0, generated_tokens - progress.generated_tokens)
+    return elapsed_s * max(rows, rows * length - under_way) / generated_tokens

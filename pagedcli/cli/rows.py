@@ -32,6 +32,7 @@ from pagedcli.errors import RequestError
 
 _INPUTS = ("prompt", "messages", "prompt_token_ids")
 _ROW_FIELDS = ("id", *_INPUTS, "chat_template_kwargs", *SAMPLING_FIELDS)
+_PLAIN_TEXT = ': write {"prompt": "..."}, or name the file .txt to have a prompt a line'
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -91,7 +92,9 @@ def _parse_json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_pairs)
     except json.JSONDecodeError as error:
-        raise invalid(f"not JSON: {error.msg} at character {error.pos + 1}", code="invalid_json") from None
+        plain = "" if text.lstrip().startswith(("{", "[")) else _PLAIN_TEXT
+        message = f"not JSON: {error.msg} at character {error.pos + 1}{plain}"
+        raise invalid(message, code="invalid_json") from None
     except RecursionError:
         raise invalid("not JSON that can be read: nested too deeply", code="invalid_json") from None
     except ValueError as error:

@@ -13,6 +13,9 @@ from pagedcli.cli.progress import Progress
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.engine.outputs import EngineStats, RequestOutput
 
+# From this part of the time on, what the rest is made of tells nothing.
+_HARDLY_IDLE = 0.98
+
 
 @dataclass(slots=True)
 class KVEstimate:
@@ -82,8 +85,9 @@ def idle_text(stats: EngineStats) -> str:
     from pagedcli.cli.display import idle_causes, percent
 
     causes = idle_causes(stats.gap_seconds)
-    idle = f" (idle: {causes})" if causes and stats.executor_busy_total < 1 else ""
-    return f"executor {percent(stats.executor_busy_total)} busy{idle}"
+    busy = stats.executor_busy_total
+    idle = f" (of the idle time: {causes})" if causes and busy < _HARDLY_IDLE else ""
+    return f"executor {percent(busy)} busy{idle}"
 
 
 def summary_lines(
@@ -98,15 +102,16 @@ def summary_lines(
     pace = progress.generated_tokens / elapsed_s if elapsed_s > 0 else 0.0
     before = f", {progress.before:,} done before" if progress.before else ""
     cached = f" ({progress.cached_tokens:,} from the prefix cache)" if progress.cached_tokens else ""
-    rows = f"{progress.answered + progress.failed:,} rows in {elapsed_s:.1f} s"
+    ended = progress.answered + progress.failed
+    rows = f"{ended:,} {'row' if ended == 1 else 'rows'} in {elapsed_s:.1f} s"
     counts = f"{progress.answered:,} answered, {progress.failed:,} failed{before}"
     generated = f"{progress.generated_tokens:,} generated ({pace:,.1f}/s)"
     tokens = f"{progress.prompt_tokens:,} prompt tokens{cached}, {generated}"
     lines = [f"{rows}: {counts}", f"{tokens}; {stats.num_preemptions:,} preemptions; {idle_text(stats)}"]
     if measured_use is not None and estimate.stored:
         lines.append(
-            f"KV use {measured_use:.1%} of the slots allocated (page {page_size}); contiguous pre-allocation of the "
-            f"same rows: {estimate.request_use:.1%} (prompt + max_tokens), {estimate.longest_use:.1%} "
+            f"KV use {measured_use:.1%} of the slots allocated (page {page_size}); contiguous pre-allocation would "
+            f"have used {estimate.request_use:.1%} (prompt + max_tokens), {estimate.longest_use:.1%} "
             f"(longest sequence, {estimate.max_model_len:,})"
         )
     return lines

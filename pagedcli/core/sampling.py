@@ -220,7 +220,7 @@ class SamplingParams:
         stop_token_ids: Token ids that end a request, besides the model's own.
         include_stop_str_in_output: Keep the stop text in the output.
         ignore_eos: Do not end at the model's end-of-sequence tokens.
-        logprobs: Number of top alternatives to return for each output token (0: its own only); none: no logprobs.
+        logprobs: Number of top alternatives to return for each output token (0: its own only).
         prompt_logprobs: The same for prompt tokens.
         echo: Return the prompt's text before the output.
         skip_special_tokens: Leave special tokens out of the text.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import pytest
+import torch
 
 from pagedcli.api.llm import LLM
 from pagedcli.core.request import FinishReason
@@ -22,9 +24,9 @@ from tests.fakes import FakeExecutor, fake_engine, scripted
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
-def tiny_llm(make: MakeModel, **settings: object) -> LLM:
+def tiny_llm(make: MakeModel, *, sizes: Mapping[str, int] = MappingProxyType({}), **settings: object) -> LLM:
     defaults = {"device": "cpu", "threads": 1, "num_pages": 64, "max_num_seqs": 8, "seed": 3}
-    return LLM(str(make("llama")), **{**defaults, **settings})  # type: ignore[arg-type]
+    return LLM(str(make("llama", **sizes)), **{**defaults, **settings})  # type: ignore[arg-type]
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:
@@ -54,18 +56,21 @@ def assert_idle_and_whole(snapshot: Snapshot) -> None:
 
 
 def test_A1_prompts_over_the_pool_are_refused_at_once(tiny_checkpoint: MakeModel) -> None:
-    with tiny_llm(tiny_checkpoint, num_pages=20, page_size=16) as llm:
-        short = [prompt_ids(20, seed) for seed in range(6)]
-        long = [prompt_ids(335 + seed) for seed in range(3)]
+    sizes = {"max_position_embeddings": 2048}
+    with tiny_llm(tiny_checkpoint, num_pages=50, page_size=16, sizes=sizes) as llm:
+        short = [prompt_ids(20, seed) for seed in range(10)]
+        long = [prompt_ids(length) for length in (1000, 1000, 1007, 1008, 1009)]
         outputs = llm.generate([*short, *long], GREEDY, errors="return")
-        for output in outputs[:6]:
+        for output in outputs[:10]:
             assert output.error is None
             assert output.finish_reason is FinishReason.LENGTH
-        for output, pages in zip(outputs[6:], (21, 21, 22), strict=True):
+        for output, pages in zip(outputs[10:], (63, 63, 63, 63, 64), strict=True):
             assert isinstance(output.error, RequestError)
-            assert output.error.code == "prompt_too_long"
-            assert f"needs {pages} pages, the pool has 20" in str(output.error)
-        assert llm.generate(short[0], GREEDY)[0].error is None
+            assert (output.error.code, output.error.status) == ("prompt_too_long", 400)
+            assert f"needs {pages} pages, the pool has 50" in str(output.error)
+            assert output.samples == ()
+        assert llm.stats().requests_rejected == {"prompt_too_long": 5}
+        assert token_ids(llm.generate(short, GREEDY)) == token_ids(outputs[:10])
         assert_idle_and_whole(llm.engine.client.snapshot())
 
 
@@ -171,18 +176,34 @@ def test_A9_no_page_is_lost_over_500_requests(page_size: int, depth: int) -> Non
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_A10_answers_do_not_mix_in_a_batch(
-    tiny_checkpoint: MakeModel, prefix_caching: bool, threads: int
+    tiny_checkpoint: MakeModel, monkeypatch: pytest.MonkeyPatch, prefix_caching: bool, threads: int
 ) -> None:
-    prompts = [f"The passphrase is cobalt fig {number}, and the passphrase is" for number in range(5)]
-    with tiny_llm(tiny_checkpoint, dtype="bfloat16") as llm:
-        alone = [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
-    settings = {"dtype": "bfloat16", "prefix_caching": prefix_caching, "threads": threads}
+    """Layers as wide as SmolLM2's, so that torch does share them among threads."""
+    asked: list[int] = []
+    set_num_threads = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: (asked.append(count), set_num_threads(count)))
+    sizes = {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    }
+    prompts = [f"The passphrase is cobalt fig {n}. Say it: cobalt fig {n}" for n in range(5)]
+    params = GREEDY.replace(
+        max_tokens=6, logprobs=1
+    )  # they show a mixture that is too slight to change an id
+    with tiny_llm(tiny_checkpoint, dtype="bfloat16", prefix_caching=False, sizes=sizes) as llm:
+        alone = [llm.generate(prompt, params)[0] for prompt in prompts]
+    settings = {"dtype": "bfloat16", "prefix_caching": prefix_caching, "threads": threads, "sizes": sizes}
     with tiny_llm(tiny_checkpoint, **settings) as llm:
-        together = llm.generate(prompts, GREEDY)
-        again = llm.generate(prompts, GREEDY)
-    assert token_ids(together) == token_ids(alone)
-    assert token_ids(again) == token_ids(alone)
+        together = llm.generate(prompts, params)
+        again = llm.generate(prompts, params)
+    expected = [output.samples for output in alone]
+    assert [output.samples for output in together] == expected
+    assert [output.samples for output in again] == expected
     assert len(set(token_ids(alone))) == 5
+    assert all((output.usage.cached_tokens > 0) == prefix_caching for output in again)
+    assert asked[-1] == threads
 
 
 def stream_equals_whole(engine: EngineThread, prompt: str, params: SamplingParams) -> RequestOutput:
@@ -293,21 +314,6 @@ def test_C4_calls_on_one_object_keep_their_results(tiny_checkpoint: MakeModel) -
     assert [list(output.prompt_token_ids) for output in first] == prompts
     assert token_ids(second) == token_ids(first)[::-1]
     assert len(set(token_ids(first))) == 6
-
-
-def test_C9_temperature_0_is_always_argmax(tiny_checkpoint: MakeModel) -> None:
-    prompt = prompt_ids(12)
-    with tiny_llm(tiny_checkpoint) as llm:
-        (expected,) = llm.generate(prompt, GREEDY)
-        variants = [
-            SamplingParams(max_tokens=12, ignore_eos=True, top_p=p, top_k=k, min_p=m, seed=seed)
-            for p in (1.0, 0.1)
-            for k in (-1, 0, 1)
-            for m in (0.0, 0.1)
-            for seed in (None, 9)
-        ]
-        outputs = llm.generate([prompt] * len(variants), variants)
-    assert {output.samples[0].token_ids for output in outputs} == {expected.samples[0].token_ids}
 
 
 def test_P1_P5_everything_ends_and_every_page_comes_back(tiny_checkpoint: MakeModel) -> None:

@@ -52,7 +52,7 @@ def make_engine(
         fail_at=fail_at,
         threaded=step_seconds > 0,
     )
-    client = fake_engine(executor, policy=config.scheduler.policy)
+    client = fake_engine(executor, policy=config.scheduler.policy, caching=config.cache.prefix_caching)
     resolved = SimpleNamespace(
         model="fake-model",
         dtype="float32",

@@ -64,6 +64,7 @@ def test_both_pool_sizes_at_once_are_refused_with_their_flags(tmp_path):
     [
         ("[cache]\npagesize = 4\n", "unknown setting cache.pagesize: did you mean page_size?"),
         ("[cash]\npage_size = 4\n", "unknown setting cash: did you mean cache?"),
+        ("page_size = 4\n", "unknown setting page_size: did you mean cache.page_size?"),
         ("zzz = 4\n", "unknown setting zzz: known: model, cache, scheduler, device, sampling, seed"),
         ("[sampling]\ntemprature = 0.5\n", "unknown setting sampling.temprature: did you mean temperature?"),
         ("cache = 3\n", r"cache is a section: write \[cache\]"),

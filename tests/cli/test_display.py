@@ -88,9 +88,9 @@ def test_display_fits_and_says_everything_without_colour(view, width):
     if width >= 80:
         assert "2 failed" in text
         assert "ETA 2:05" in text
-        assert "idle: scheduler 75%, tokenizer 25%" in text
+        assert "of the idle time: scheduler 75%, tokenizer 25%" in text
         assert "KV use 97%" in text
-        assert "█ in use 30   ▓ shared 10   ░ cached 20   · free 40" in text
+        assert "█ in use 30  ▓ shared 10  ░ cached 20  · free 40" in text
     if width >= 120:
         assert "needs 5 pages" in text
         assert "3 preemptions" in text
@@ -156,6 +156,7 @@ def test_plain_line_is_one_line(view):
     line = plain_line(view)
     assert "\n" not in line
     assert line.startswith("52/200 rows, 2 failed, 7 running, 21 waiting, prompt 1234 tokens/s")
+    assert "40% of pages in use, prefix hits 25%, 3 preemptions, " in line
     assert line.endswith("executor 93% busy, ETA 2:05")
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
+from importlib.metadata import version
 
 from pagedcli.cli.doctor_run import read_processor
 from pagedcli.cli.main import run
+from pagedcli.runtime.cgroups import ControlGroups
 
 X86 = """processor : 0
 model name : Some CPU @ 2.0GHz
@@ -35,15 +38,29 @@ def test_machine_report_goes_to_stdout(capfd):
     assert run(["doctor"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    for words in (
-        platform.python_version(),
-        "torch",
-        "instruction sets",
-        "physical",
-        "attention",
-        "--threads",
-    ):
+    for words in (platform.python_version(), "instruction sets", "physical", "attention"):
         assert words in out
+    for package in ("pagedcli", "torch", "tokenizers", "transformers"):
+        assert re.search(rf"^ +{package} +{re.escape(version(package))} *$", out, re.MULTILINE)
+    for pattern in (
+        r"CPU quota +(none|[\d.]+ CPUs)",
+        r"in the machine +[\d.]+ [GM]iB",
+        r"free for us +[\d.]+ [GM]iB",
+        r"--device +(cpu|cuda) ",
+        r"--threads +\d+ |--gpu-memory-utilization +0\.9",
+        r"--kv-memory +\d+MiB |--gpu-memory-utilization",
+    ):
+        assert re.search(pattern, out), pattern
+
+
+def test_quota_and_memory_of_a_container_are_told(capfd, monkeypatch):
+    monkeypatch.setattr(ControlGroups, "cpu_quota", lambda self: 1.5)
+    monkeypatch.setattr(ControlGroups, "free_memory", lambda self: 300 << 20)
+    assert run(["doctor"]) == 0
+    out = capfd.readouterr().out
+    assert re.search(r"CPU quota +1.5 CPUs", out)
+    assert re.search(r"free for us +300(\.0)? MiB", out)
+    assert re.search(r"container limit +300(\.0)? MiB left", out)
 
 
 def test_a_good_model(capfd, tiny_checkpoint):
@@ -52,6 +69,14 @@ def test_a_good_model(capfd, tiny_checkpoint):
     out = capfd.readouterr().out
     assert str(folder) in out
     assert "LlamaForCausalLM" in out
+    assert out.rstrip().endswith("can be used")
+
+
+def test_a_good_gguf_file(capfd, tiny_gguf):
+    file = tiny_gguf("llama")
+    assert run(["doctor", str(file)]) == 0
+    out = capfd.readouterr().out
+    assert str(file) in out
     assert out.rstrip().endswith("can be used")
 
 

@@ -355,6 +355,15 @@ def test_chat_names_the_models_file_when_its_sampling_is_wrong(paged, monkeypatc
     assert paged("generate", "--chat", "-p", "x", "--temperature", 0.25).code == 0
 
 
+def test_chat_tells_an_answer_that_was_cut_from_one_that_ended(paged, monkeypatch):
+    paged.use_engine(next_token=scripted({"[user]short\n[assistant]": "ok"}, default="and so on"))
+    typed = iter(["short", "long", "/exit"])
+    monkeypatch.setattr("pagedcli.cli.chat._input", lambda: next(typed))
+    result = paged("generate", "--chat", "--max-tokens", 5)
+    assert result.out == "ok\nand s\n"
+    assert result.err.count("cut after 5 tokens: --max-tokens N allows more") == 1
+
+
 def test_chat_refuses_a_message_and_goes_on(paged, monkeypatch):
     typed = iter(["x" * 5000, "short", "/exit"])
     monkeypatch.setattr("pagedcli.cli.chat._input", lambda: next(typed))

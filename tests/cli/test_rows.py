@@ -130,6 +130,7 @@ def test_bad_rows_name_field_and_remedy(value, code, words):
     ("data", "code", "words"),
     [
         (b"{bad", "invalid_json", "at character 2"),
+        (b"The sea is", "invalid_json", 'write {"prompt": "..."}, or name the file .txt'),
         (b'{"prompt": "a", "prompt": "b"}', "invalid_json", "'prompt' is given twice"),
         (b'{"prompt": "a", "temperature": NaN}', "invalid_json", "NaN is not JSON"),
         (b'{"prompt": ' + b"[" * 100_000, "invalid_json", "nested too deeply"),

@@ -1,4 +1,4 @@
-"""Every example of docs/python-api.md runs as it is printed, with a tiny model in place of the default one."""
+"""The Python examples of docs and README run as printed, with a tiny model in place of the default one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import pytest
 from tests.conftest import MakeModel
 
 PAGE = Path(__file__).parents[2] / "docs" / "python-api.md"
-EXAMPLES = re.findall(
-    r"^## (.+?)$|^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-)
+README = PAGE.parents[1] / "README.md"
+EXAMPLES = [
+    found
+    for page in (PAGE, README)
+    for found in re.findall(
+        r"^## (.+?)$|^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+]
 
 
 def examples() -> list[tuple[str, str]]:
@@ -40,6 +45,7 @@ def test_example(
 
 
 def test_there_are_examples_of_everything() -> None:
+    assert "Answer a file of prompts" in [title for title, _ in examples()], "that of the README"
     code = "".join(code for _, code in examples())
     for name in (
         "generate",
@@ -52,3 +58,12 @@ def test_there_are_examples_of_everything() -> None:
         "snapshot",
     ):
         assert name in code
+
+
+def test_the_family_of_the_guide_is_the_file_itself() -> None:
+    root = PAGE.parents[1]
+    guide = (root / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
+    (code,) = re.findall(
+        r"`pagedcli/models/qwen2.py`, whole:\n\n```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL
+    )
+    assert code == (root / "pagedcli" / "models" / "qwen2.py").read_text(encoding="utf-8")
