@@ -61,7 +61,7 @@ bench: $(STAMP)  ## batching and KV allocation compared on the real model; write
 
 bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
 	mkdir -p build
-	$(BIN)/python -m pagedcli.bench.cpu --peers ../shared/peers --json build/bench-cpu.json
+	$(BIN)/python -m pagedcli.bench.cpu --peers ../shared/peers --json build/bench-cpu.json --roofline build/roofline.svg
 
 clean:
 	rm -rf $(VENV) $(VENV)-core build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -368,6 +368,10 @@ class Program:
         """One step. Arrays as in pagedcli's ForwardBatch, C-contiguous; checked against each other."""
         self._native.run(token_ids, positions, slot_mapping, query_start, seq_lens, block_table, logit_rows)
 
+    def time_calls(self, *step: npt.NDArray[Any]) -> list[tuple[str, float]]:
+        """As `run`, call by call: the kernel and the seconds of each, for measurements."""
+        return self._native.time_calls(*step)
+
     def logits(self) -> npt.NDArray[np.float32]:
         """The output of the last run, [rows, features]; a view that the next run overwrites."""
         return np.asarray(self._native)

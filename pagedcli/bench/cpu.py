@@ -33,6 +33,7 @@ from pagedcli.bench.machine import MachineRates, measure_machine
 from pagedcli.bench.peers import installed_peers, run_peer
 from pagedcli.bench.random_checkpoint import QWEN2_5_0_5B, RandomCheckpoint
 from pagedcli.bench.requests_run import OpenEngine, open_engine
+from pagedcli.bench.roofline import Point, roofline_svg
 from pagedcli.bench.work import ModelSizes, Work
 from pagedcli.checkpoint.sources import open_checkpoint, resolve_model
 from pagedcli.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -59,6 +60,8 @@ class Row:
         runs: Each run's rate.
         limit_tokens_per_s: What the machine could reach.
         bound_by: "operations" or "bytes".
+        flops_per_byte: Operations over bytes, as counted.
+        flops_per_s: Operations, as counted, over the median's time.
         peers: Other engines' medians.
     """
 
@@ -69,6 +72,8 @@ class Row:
     runs: list[float]
     limit_tokens_per_s: float
     bound_by: str
+    flops_per_byte: float
+    flops_per_s: float
     peers: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -113,15 +118,32 @@ class CpuBench:
             max_model_len=min(self.choice.model_len, pages * 16),
         )
 
-    def limit(self, workload: CpuWorkload, rates: MachineRates) -> tuple[float, str]:
-        """Tokens per second that the machine could reach, and what binds."""
-        return self.rate_limit(self.sizes.workload(workload.requests), workload.counted_tokens(), rates)
+    def row(
+        self, workload: CpuWorkload, work: Work, tokens: int, runs: list[float], rates: MachineRates
+    ) -> Row:
+        """What was reached beside what the machine could reach.
 
-    def rate_limit(self, work: Work, tokens: int, rates: MachineRates) -> tuple[float, str]:
-        """As `limit`, for so many tokens of some work."""
+        Args:
+            workload: For its names.
+            work: All that was to be done.
+            tokens: That `runs` count, tokens per second each.
+            runs: At least one.
+            rates: Of the machine.
+        """
         flops_per_s = rates.flops_per_s(self.choice.dtype, self.isa)
-        seconds = work.least_seconds(flops_per_s, rates.read_bytes_per_s)
-        return tokens / seconds, "operations" if work.flops / flops_per_s >= seconds else "bytes"
+        least_s = work.least_seconds(flops_per_s, rates.read_bytes_per_s)
+        median = statistics.median(runs)
+        return Row(
+            workload=workload.name,
+            title=workload.title,
+            counts=workload.counts,
+            tokens_per_s=median,
+            runs=runs,
+            limit_tokens_per_s=tokens / least_s,
+            bound_by="operations" if work.flops / flops_per_s >= least_s else "bytes",
+            flops_per_byte=work.flops / work.num_bytes,
+            flops_per_s=work.flops * median / tokens,
+        )
 
 
 RANDOM_QWEN = "qwen2.5-0.5b-random"
@@ -159,19 +181,10 @@ def measure_rates(
                 for name, rate in run_peer(peers[run], peers_folder, counts, bench.choice.threads).items():
                     theirs[name].setdefault(peers[run].name, []).append(rate)
     for workload in workloads:
-        limit, bound_by = bench.limit(workload, rates)
-        runs = ours[workload.name]
-        medians = {name: statistics.median(values) for name, values in theirs[workload.name].items()}
-        yield Row(
-            workload.name,
-            workload.title,
-            workload.counts,
-            statistics.median(runs),
-            runs,
-            limit,
-            bound_by,
-            medians,
-        )
+        work = bench.sizes.workload(workload.requests)
+        row = bench.row(workload, work, workload.counted_tokens(), ours[workload.name], rates)
+        row.peers = {name: statistics.median(values) for name, values in theirs[workload.name].items()}
+        yield row
 
 
 def measure_long_context(bench: CpuBench, rates: MachineRates, context: int, new: int = 32) -> Row:
@@ -183,9 +196,7 @@ def measure_long_context(bench: CpuBench, rates: MachineRates, context: int, new
         begun = engine.run((dataclasses.replace(first, id="begun"),)).seconds
         seconds = engine.run(workload.requests).seconds - begun
     work = bench.sizes.decode(context, new - 1) + bench.sizes.weights(new - 1)
-    limit, bound_by = bench.rate_limit(work, new - 1, rates)
-    rate = (new - 1) / seconds
-    return Row(workload.name, workload.title, "output", rate, [rate], limit, bound_by)
+    return bench.row(workload, work, new - 1, [(new - 1) / seconds], rates)
 
 
 def python_ms_per_step(bench: CpuBench, batch: int, new: int = 64) -> float:
@@ -274,6 +285,7 @@ def main(
     startup: Annotated[bool, typer.Option(help="Measure the time to be ready.")] = True,
     peers: Annotated[Path | None, typer.Option(help="Folder of the other engines' scripts.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    plot: Annotated[Path | None, typer.Option("--roofline", help="Draw them here, as SVG.")] = None,
 ) -> None:
     """Measure the CPU engine."""
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -290,9 +302,27 @@ def main(
     console.print(table(name, rows))
     for line in notes(rates, bench, python_ms, ready):
         console.print(line)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot.write_text(roofline(name, bench, rates, rows))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(report(bench, rates, rows, python_ms, ready), indent=2) + "\n")
+
+
+def roofline(title: str, bench: CpuBench, rates: MachineRates, rows: Sequence[Row]) -> str:
+    """The rows as a plot; the roof in use is the last."""
+    used = rates.flops_per_s(bench.choice.dtype, bench.isa)
+    all_roofs = {
+        "float32": rates.f32_flops_per_s,
+        "bfloat16 dots": rates.bf16_dot_flops_per_s,
+        "bfloat16 tiles": rates.bf16_tile_flops_per_s,
+    }
+    roofs = sorted(
+        ((name, rate) for name, rate in all_roofs.items() if rate), key=lambda roof: roof[1] == used
+    )
+    points = [Point(row.title, row.flops_per_byte, row.flops_per_s) for row in rows]
+    return roofline_svg(title, points, rates.read_bytes_per_s, roofs)
 
 
 def notes(

@@ -94,7 +94,13 @@ class EngineLoop:
 
     def add(self, submission: Submission) -> None:
         """Hand a request to the scheduler; if that refuses it, answer with the reason."""
-        stage = RequestStage(submission.request_id, submission.prepared, self._codec, submission.arrival)
+        stage = RequestStage(
+            submission.request_id,
+            submission.prepared,
+            self._codec,
+            submission.arrival,
+            stream=submission.stream,
+        )
         requests = self._requests(submission)
         entry = _Open(stage, submission, requests)
         self._open[submission.request_id] = entry

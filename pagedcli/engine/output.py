@@ -125,10 +125,14 @@ class RequestStage:
         prepared: The request in the core's terms.
         codec: The model's tokenizer.
         arrival: Clock when the request arrived.
+        stream: Whether what comes before the end is delivered at all.
     """
 
-    def __init__(self, request_id: str, prepared: Prepared, codec: TextCodec, arrival: float) -> None:
+    def __init__(
+        self, request_id: str, prepared: Prepared, codec: TextCodec, arrival: float, *, stream: bool = True
+    ) -> None:
         self.request_id = request_id
+        self._stream = stream
         self.num_preemptions = 0
         self._prepared = prepared
         self._arrival = arrival
@@ -160,6 +164,8 @@ class RequestStage:
         elif event.finish is not None:
             sample.end(event.finish)
         else:
+            return None
+        if not self._stream and sample.finish_reason is None:
             return None
         return self._delta(sample, now)
 

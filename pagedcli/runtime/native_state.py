@@ -1,8 +1,9 @@
 """What the native worker remembers between steps: tokens, block tables and sampling of every slot. Numpy, no torch.
 
-The same job as `batch_state`, laid out for few Python operations a step: everything of a slot is a row of an array, and
-a step gathers the rows of its slots at once. Python loops over entries only where something is new (admissions, blocks)
-or rare (prompt log-probabilities).
+The same job as `batch_state`, laid out for few Python operations a step, since each runs with caches that the weights
+have just swept: everything of a slot is a row of an array, and a step gathers the rows of its slots at once. A decode
+step of the same slots as the step before only counts its arrays up (`_Decodes`). Python loops over entries only where
+something is new (admissions, blocks) or rare (prompt log-probabilities).
 
     token store [max_num_seqs, max_model_len + 1] int32     tables [max_num_seqs, max_blocks] int32
     slot 0 | prompt ... sampled ... |                       slot 0 | 7 3 9 . |
@@ -13,7 +14,7 @@ whose blocks are in the slot's table (I3), which is asserted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class StepSampling:
         slots: [num_samples] int64.
         positions: [num_samples] int64, index of the sampled token in its sequence.
         rows: [num_samples] of SAMPLE_ROW.
+        wants_logprobs: Whether any sampled token's log-probability is asked for.
         prompt: Prompt tokens whose log-probabilities are asked for, or None.
     """
 
@@ -54,12 +56,8 @@ class StepSampling:
     slots: Array
     positions: Array
     rows: Array
+    wants_logprobs: bool
     prompt: PromptRows | None
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether any sampled token's log-probability is asked for."""
-        return bool((self.rows["num_top"] != NO_LOGPROBS).any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,22 @@ class NativeState:
         self._sample_rows: Array = np.zeros(max_num_seqs, SAMPLE_ROW)
         self._samplings: dict[int, SlotSampling] = {}
         self._counter: Array = np.arange(max_num_seqs + 1)
+        self._decodes: _Decodes | None = None
 
     def apply(self, plan: StepPlan) -> tuple[StepRows, StepSampling]:
-        """Take over what the plan changes and return the step's rows. Copies are the KV pool's business."""
+        """Take over what the plan changes and return the step's rows, which are valid until the next call.
+
+        Copies are the KV pool's business.
+        """
+        columns = tuple(zip(*plan.entries, strict=True))
+        if self._decodes is not None:
+            if not plan.freed_slots and self._goes_on(self._decodes, columns):
+                return self._decodes.rows, self._decodes.sampling
+            self._num_known[self._decodes.sampling.slots] = self._decodes.rows.seq_lens + np.int64(1)
+            self._decodes = None
         for slot in plan.freed_slots:
             self._free(slot)
-        _, slots, _, starts, lens, samples, logit_rows, new_blocks, admissions = zip(
-            *plan.entries, strict=True
-        )
+        _, slots, _, starts, lens, samples, logit_rows, new_blocks, admissions = columns
         if any(admissions):
             for slot, admission in zip(slots, admissions, strict=True):
                 if admission is not None:
@@ -120,11 +126,47 @@ class NativeState:
         else:
             wanted, at, prompt = self._prompt_rows(plan.entries, query_start)
         rows = self._lay_out(step, query_start, wanted)
-        return rows, self._sampling(step, sampled, at, prompt)
+        sampling = self._sampling(step, sampled, at, prompt)
+        if step.only_single and prompt is None and len(sampled) == len(slots):
+            self._decodes = _Decodes(columns, rows, sampling, self.store.shape[1], self.block_size)
+        return rows, sampling
+
+    def _goes_on(self, decodes: _Decodes, columns: tuple[Any, ...]) -> bool:
+        """Count the arrays up if this step decodes the next token of the very same slots."""
+        _, _, _, starts, _, _, _, new_blocks, admissions = columns
+        if not decodes.same(columns) or any(admissions):
+            return False
+        has_new_blocks = any(new_blocks)
+        if has_new_blocks:
+            for slot, blocks in zip(columns[1], new_blocks, strict=True):
+                if blocks:
+                    self._append(slot, blocks)
+        decodes.count_up()
+        rows, slots = decodes.rows, decodes.sampling.slots
+        wrong = rows.positions != np.array(starts)
+        if has_new_blocks or decodes.at_block_end():
+            wrong |= rows.seq_lens > self._num_blocks[slots] * self.block_size
+            self._place(decodes)
+        assert not wrong.any(), (
+            f"slot {columns[1][int(wrong.argmax())]}: not its next position, or beyond its table"
+        )
+        rows.token_ids[:] = self.store.reshape(-1)[decodes.cells]
+        return True
+
+    def _place(self, decodes: _Decodes) -> None:
+        """Where keys go, and the tables, once a row has come to another block."""
+        rows, slots = decodes.rows, decodes.sampling.slots
+        blocks, decodes.offsets[:] = np.divmod(rows.positions, self.block_size)
+        rows.slot_mapping[:] = self._tables[slots, blocks] * np.int64(self.block_size) + decodes.offsets
+        width = int(blocks.max()) + 1
+        decodes.replace_table(np.take(self._tables[:, :width], slots, axis=0))
 
     def write_tokens(self, sampling: StepSampling, tokens: Array) -> None:
         """Put sampled tokens, [num_samples] int64, where the following steps find them."""
-        self.store[sampling.slots, sampling.positions] = tokens
+        if self._decodes is not None:
+            self.store.reshape(-1)[self._decodes.cells + 1] = tokens
+        else:
+            self.store[sampling.slots, sampling.positions] = tokens
 
     def _free(self, slot: int) -> None:
         # A slot freed before its admission was ever issued is unknown here.
@@ -197,7 +239,8 @@ class NativeState:
         rows["logit_row"] = logit_rows
         rows["position"] = positions
         self._num_known[slots] += 1
-        return StepSampling(sampled, slots, positions, rows, prompt)
+        wants_logprobs = bool((rows["num_top"] != NO_LOGPROBS).any())
+        return StepSampling(sampled, slots, positions, rows, wants_logprobs, prompt)
 
     def _prompt_rows(
         self, entries: tuple[PlanEntry, ...], query_start: Array
@@ -232,3 +275,57 @@ class _Entries:
         self.slots, self.starts, self.lens, self.samples = slots, starts, lens, samples
         self.ends = starts + lens
         self.only_single = int(lens.max()) == 1
+
+
+class _Decodes:
+    """A step in which every entry decodes one token and samples the next, kept to be counted up.
+
+    Attributes:
+        rows: Arrays of its own, changed in place (the table is replaced).
+        sampling: The same.
+        cells: [num_entries] int64, where the rows' tokens lie in the flat token store.
+        offsets: [num_entries] int64, the rows' places in their blocks.
+    """
+
+    def __init__(
+        self,
+        columns: tuple[Any, ...],
+        rows: StepRows,
+        sampling: StepSampling,
+        store_width: int,
+        block_size: int,
+    ) -> None:
+        _, self._slots, _, _, self._lens, self._samples, self._logit_rows, _, _ = columns
+        self._block_size = block_size
+        self.rows = rows
+        self.sampling = sampling
+        self.cells: Array = sampling.slots * store_width + rows.positions
+        self.offsets: Array = rows.positions % block_size
+        # Writing through a view of a column is one operation.
+        self._counted = (
+            *(rows.positions, rows.slot_mapping, rows.seq_lens, self.cells, self.offsets),
+            *(sampling.positions, sampling.rows["position"]),
+        )
+
+    def same(self, columns: tuple[Any, ...]) -> bool:
+        """Whether the entries are those of this step, one token later."""
+        _, slots, _, _, lens, samples, logit_rows, _, _ = columns
+        return bool(
+            slots == self._slots
+            and lens == self._lens
+            and samples == self._samples
+            and logit_rows == self._logit_rows
+        )
+
+    def count_up(self) -> None:
+        """One token later; `slot_mapping` is right only within the block."""
+        for array in self._counted:
+            array += 1
+
+    def at_block_end(self) -> bool:
+        """Whether some row has come to another block."""
+        return bool(self.offsets.max() >= self._block_size)
+
+    def replace_table(self, table: Array) -> None:
+        """Other blocks for the same rows."""
+        self.rows = replace(self.rows, block_table=table)

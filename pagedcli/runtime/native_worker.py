@@ -153,8 +153,11 @@ class NativeWorker:
         tokens = out.tokens[:count]
         self._state.write_tokens(sampling, tokens)
         entries = sampling.entries.tolist()
-        for entry, token in zip(entries, tokens.tolist(), strict=True):
-            outcome.tokens[entry] = token
+        if count == len(outcome.tokens):
+            outcome.tokens = tokens.tolist()
+        else:
+            for entry, token in zip(entries, tokens.tolist(), strict=True):
+                outcome.tokens[entry] = token
         if sampling.wants_logprobs:
             items = read_logprobs(tokens, sampling.rows["num_top"], out)
             for entry, item in zip(entries, items, strict=True):

@@ -28,6 +28,8 @@ class StopMatcher:
 
     def push(self, text: str) -> tuple[str, bool]:
         """Take more text; return what may be shown now and whether a stop has ended the text."""
+        if not self._stops:
+            return text, False
         if self.matched is not None:
             return "", True
         text = self._held + text

@@ -64,7 +64,6 @@ def run_requests(model: Model, requests: Sequence[Request], setup: Setup, max_mo
         block_size=setup.block_size,
         max_num_seqs=setup.max_num_seqs,
         max_model_len=max_model_len,
-        threads=1,
     )
     executor: Executor = ThreadExecutor(worker) if setup.depth > 1 else InlineExecutor(worker)
     core = EngineCore(scheduler, executor, setup.depth, clock=lambda: 0.0)
@@ -95,7 +94,7 @@ def run_requests(model: Model, requests: Sequence[Request], setup: Setup, max_mo
 def make_worker(model: Model, **sizes: int) -> Launches:
     """The worker of the backend that loaded the model."""
     if isinstance(model.ops, TorchOps):
-        return Worker(model, model.spec, dtype=model.ops.dtype, **sizes)
+        return Worker(model, model.spec, dtype=model.ops.dtype, threads=1, **sizes)
     from pagedcli.ops.native_ops import NativeOps
     from pagedcli.runtime.native_worker import make_native_worker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -146,7 +147,9 @@ def test_the_benchmark_runs_on_a_tiny_model(
         "--context",
         "200",
     ]
-    result = CliRunner().invoke(app, [*options, "--json", str(file)], catch_exceptions=False)
+    plot = tmp_path / "roofline.svg"
+    files = ["--json", str(file), "--roofline", str(plot)]
+    result = CliRunner().invoke(app, [*options, *files], catch_exceptions=False)
     assert result.exit_code == 0
     written = json.loads(file.read_text())
     assert [row["workload"] for row in written["rows"]] == ["decode", "prefill512", "context200"]
@@ -154,3 +157,10 @@ def test_the_benchmark_runs_on_a_tiny_model(
     assert set(written["python_ms_per_step"]) == {"1", "64"}
     assert written["ready"]["seconds"] > 0
     assert "Python per step at batch 64" in result.stdout
+    drawing = ElementTree.fromstring(plot.read_text())
+    circles = [item for item in drawing if item.tag.endswith("circle")]
+    assert len(circles) == 3
+    prefill, decode = circles[1], circles[0]
+    # More operations per byte lie further right, more per second further up.
+    assert float(prefill.attrib["cx"]) > float(decode.attrib["cx"])
+    assert float(prefill.attrib["cy"]) < float(decode.attrib["cy"])

@@ -144,6 +144,49 @@ def test_workloads_of_every_kind_equal_the_oracle(seed: int, depth: int) -> None
     assert seen == wanted
 
 
+def test_steps_that_only_count_up_equal_steps_laid_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots decode over several blocks: they pause apart, one is freed and comes back, a plan goes wrong."""
+
+    def decode_all() -> list[tuple[int, ...]]:
+        worker = make_worker(num_blocks=40)
+        first = (
+            entry(0, 0, 10, admitted=admission(PROMPT, (1, 2, 3))),
+            entry(2, 0, 2, admitted=admission([8, 8], (4,))),
+        )
+        tokens = [worker.run(StepPlan(1, first)).tokens]
+        ends, next_block = {0: 10, 2: 2}, 5
+        for step in range(2, 34):
+            slots = (0, 2) if step % 9 else (2,)
+            entries = []
+            for slot in slots:
+                crosses = ends[slot] % 4 == 0 and ends[slot] > 10 * (slot == 0)
+                entries.append(
+                    entry(
+                        slot, ends[slot], 1, new_blocks=(next_block,) if crosses or ends[slot] == 12 else ()
+                    )
+                )
+                next_block += bool(entries[-1].new_blocks)
+                ends[slot] += 1
+            tokens.append(worker.run(StepPlan(step, tuple(entries))).tokens)
+        return tokens
+
+    counted = decode_all()
+    monkeypatch.setattr("pagedcli.runtime.native_state.NativeState._goes_on", lambda *_: False)
+    assert decode_all() == counted
+    monkeypatch.undo()
+    worker = make_worker()
+    worker.run(StepPlan(1, (entry(0, 0, 10, admitted=admission(PROMPT, (1, 2, 3))),)))
+    worker.run(StepPlan(2, (entry(0, 10, 1),)))
+    with pytest.raises(AssertionError, match="slot 0: not its next position"):
+        worker.run(StepPlan(3, (entry(0, 12, 1),)))
+    worker = make_worker()
+    worker.run(StepPlan(1, (entry(0, 0, 10, admitted=admission(PROMPT, (1, 2, 3))),)))
+    worker.run(StepPlan(2, (entry(0, 10, 1),)))
+    worker.run(StepPlan(3, (entry(0, 11, 1),)))
+    with pytest.raises(AssertionError, match="beyond its table"):
+        worker.run(StepPlan(4, (entry(0, 12, 1),)))
+
+
 def test_prompt_logprobs_of_many_rows_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(prompt_logprobs=2, max_tokens=0)
     whole = entry(

@@ -488,31 +488,63 @@ PyObject* record_finish(PyObject* self, PyObject* const* values, Py_ssize_t coun
     return none();
 }
 
-// token_ids, positions, slot_mapping, query_start, seq_lens, block_table, logit_rows
-PyObject* program_run(PyObject* self, PyObject* const* values, Py_ssize_t count) {
-    const Arguments arguments(values, count, 7);
-    ProgramObject& object = self_of<ProgramObject>(self);
-    View token_ids(arguments.object(0), 8, "token_ids"), positions(arguments.object(1), 8, "positions");
-    View slots(arguments.object(2), 8, "slot_mapping"), starts(arguments.object(3), 4, "query_start");
-    View lens(arguments.object(4), 4, "seq_lens"), tables(arguments.object(5), 4, "block_table");
-    View logit_rows(arguments.object(6), 8, "logit_rows");
+// The arrays of a step: token_ids, positions, slot_mapping, query_start, seq_lens, block_table, logit_rows.
+class Step {
+public:
+    explicit Step(const Arguments& arguments)
+        : token_ids_(arguments.object(0), 8, "token_ids"), positions_(arguments.object(1), 8, "positions"),
+          slots_(arguments.object(2), 8, "slot_mapping"), starts_(arguments.object(3), 4, "query_start"),
+          lens_(arguments.object(4), 4, "seq_lens"), tables_(arguments.object(5), 4, "block_table"),
+          logit_rows_(arguments.object(6), 8, "logit_rows") {
+        batch.num_tokens = token_ids_.count();
+        batch.num_seqs = lens_.count();
+        batch.num_logit_rows = logit_rows_.count();
+        batch.token_ids = token_ids_.contiguous("token_ids").data<int64_t>();
+        batch.positions = positions_.contiguous("positions").at_least(batch.num_tokens, "positions").data<int64_t>();
+        batch.slot_mapping = slots_.contiguous("slot_mapping").at_least(batch.num_tokens, "slot_mapping").data<int64_t>();
+        batch.query_start = starts_.contiguous("query_start").at_least(batch.num_seqs + 1, "query_start").data<int32_t>();
+        batch.seq_lens = lens_.contiguous("seq_lens").data<int32_t>();
+        require(tables_.dimensions() == 2 && tables_.size(0) >= batch.num_seqs, "block_table is [sequences, blocks]");
+        batch.block_table = tables_.contiguous("block_table").data<int32_t>();
+        batch.table_stride = tables_.size(1);
+        batch.logit_rows = logit_rows_.contiguous("logit_rows").data<int64_t>();
+    }
+
     Batch batch{};
-    batch.num_tokens = token_ids.count();
-    batch.num_seqs = lens.count();
-    batch.num_logit_rows = logit_rows.count();
-    batch.token_ids = token_ids.contiguous("token_ids").data<int64_t>();
-    batch.positions = positions.contiguous("positions").at_least(batch.num_tokens, "positions").data<int64_t>();
-    batch.slot_mapping = slots.contiguous("slot_mapping").at_least(batch.num_tokens, "slot_mapping").data<int64_t>();
-    batch.query_start = starts.contiguous("query_start").at_least(batch.num_seqs + 1, "query_start").data<int32_t>();
-    batch.seq_lens = lens.contiguous("seq_lens").data<int32_t>();
-    require(tables.dimensions() == 2 && tables.size(0) >= batch.num_seqs, "block_table is [sequences, blocks]");
-    batch.block_table = tables.contiguous("block_table").data<int32_t>();
-    batch.table_stride = tables.size(1);
-    batch.logit_rows = logit_rows.contiguous("logit_rows").data<int64_t>();
+
+private:
+    View token_ids_, positions_, slots_, starts_, lens_, tables_, logit_rows_;
+};
+
+PyObject* program_run(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    const Step step(Arguments(values, count, 7));
+    ProgramObject& object = self_of<ProgramObject>(self);
     const Busy busy(self_of<RuntimeObject>(object.runtime));
     const WithoutGil unlocked;
-    object.program.run(batch);
+    object.program.run(step.batch);
     return nullptr;
+}
+
+PyObject* time_calls(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    const Step step(Arguments(values, count, 7));
+    ProgramObject& object = self_of<ProgramObject>(self);
+    std::vector<std::pair<const char*, double>> times;
+    {
+        const Busy busy(self_of<RuntimeObject>(object.runtime));
+        const WithoutGil unlocked;
+        times = object.program.time_calls(step.batch);
+    }
+    PyObject* list = checked(PyList_New(0));
+    for (const auto& [name, seconds] : times) {
+        PyObject* pair = checked(Py_BuildValue("(sd)", name, seconds));
+        const int failed = PyList_Append(list, pair);
+        Py_DECREF(pair);
+        if (failed != 0) {
+            Py_DECREF(list);
+            throw PythonError{};
+        }
+    }
+    return list;
 }
 
 PyObject* describe(PyObject* self, PyObject* const*, Py_ssize_t) {
@@ -602,6 +634,7 @@ PyMethodDef program_methods[] = {
     {"select", fast<record_select>(), METH_FASTCALL, nullptr},
     {"finish", fast<record_finish>(), METH_FASTCALL, nullptr},
     {"run", fast<then_none<program_run>>(), METH_FASTCALL, nullptr},
+    {"time_calls", fast<time_calls>(), METH_FASTCALL, nullptr},
     {"describe", fast<describe>(), METH_FASTCALL, nullptr},
     {"workspace_bytes", fast<workspace_bytes>(), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},

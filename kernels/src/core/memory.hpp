@@ -2,35 +2,25 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
+#include <memory>
 
 namespace paged {
+
+// One mapping of the system; given back when the last piece of it is.
+class Mapping;
 
 class Memory {
 public:
     Memory() = default;
-    // `huge`: ask for huge pages; for what is written whole (weights), not for what fills up slowly (KV).
+    // At a multiple of 64 bytes. `huge`: in huge pages, for what is written whole (weights, buffers of a program) and
+    // not for what fills up slowly (KV). Many small pieces share huge pages: a weight alone would waste half of one.
     Memory(size_t bytes, bool huge);
-    Memory(Memory&& other) noexcept { swap(other); }
-    Memory& operator=(Memory&& other) noexcept {
-        swap(other);
-        return *this;
-    }
-    ~Memory();
 
     char* data() const { return data_; }
     size_t size() const { return size_; }
 
 private:
-    void swap(Memory& other) {
-        std::swap(base_, other.base_);
-        std::swap(mapped_, other.mapped_);
-        std::swap(data_, other.data_);
-        std::swap(size_, other.size_);
-    }
-
-    void* base_ = nullptr;
-    size_t mapped_ = 0;
+    std::shared_ptr<Mapping> mapping_;
     char* data_ = nullptr;
     size_t size_ = 0;
 };

@@ -83,6 +83,9 @@ public:
 
     void run(const Batch& batch);
 
+    // As `run`, each call on its own: the name and the seconds of every call, for measurements.
+    std::vector<std::pair<const char*, double>> time_calls(const Batch& batch);
+
     // Of the last run; valid until the next one, and as memory as long as it is held.
     void* output() const;
     void hold_output(bool held);
@@ -95,7 +98,7 @@ public:
 private:
     struct Slot {
         int64_t token_row_bytes = 0, logit_row_bytes = 0;
-        Memory memory;
+        int64_t offset = 0;  // in the workspace
     };
     union Params {
         PagedEmbedding embedding;
@@ -123,6 +126,8 @@ private:
     void assign_op(size_t index, const std::vector<size_t>& last_use, std::vector<int>& free);
     int take_slot(const Value& value, std::vector<int>& free);
 
+    void prepare(const Batch& batch);
+    const char* name_of(const Call& call) const;
     void check(const Batch& batch) const;
     void check_sequences(const Batch& batch) const;
     void reserve(const Batch& batch);
@@ -143,6 +148,8 @@ private:
     std::vector<Op> ops_;
     std::vector<Value> values_;
     std::vector<Slot> slots_;
+    Memory workspace_;
+    int64_t most_tokens_ = 0, most_logit_rows_ = 0;  // that the workspace has room for
     std::vector<Memory> retired_;
     bool output_held_ = false;
     int output_ = -1;

@@ -311,11 +311,7 @@ std::string Program::describe() const {
 }
 
 int64_t Program::workspace_bytes() const {
-    size_t total = partial_.size();
-    for (const Slot& slot : slots_) {
-        total += slot.memory.size();
-    }
-    return static_cast<int64_t>(total);
+    return static_cast<int64_t>(workspace_.size() + partial_.size());
 }
 
 }  // namespace paged

@@ -1,5 +1,6 @@
 // Replay of programs: the step's arrays are checked, buffers grow if they must, ops become kernel calls.
 #include <algorithm>
+#include <chrono>
 
 #include "error.hpp"
 #include "program.hpp"
@@ -22,7 +23,7 @@ int64_t Program::rows_of(const Value& value, const Batch& batch) const {
 
 int64_t Program::stride(int value) const { return (at(value).features + 31) / 32 * 32; }
 
-void* Program::data(int value) const { return slots_[static_cast<size_t>(at(value).slot)].memory.data(); }
+void* Program::data(int value) const { return workspace_.data() + slots_[static_cast<size_t>(at(value).slot)].offset; }
 
 void* Program::output() const { return data(output_); }
 
@@ -33,13 +34,44 @@ void Program::hold_output(bool held) {
     }
 }
 
-void Program::run(const Batch& batch) {
+void Program::prepare(const Batch& batch) {
     require(finished_, "the program is not finished");
     check(batch);
     reserve(batch);
     resolve(batch);
     output_rows_ = rows_of(output_value(), batch);
+}
+
+void Program::run(const Batch& batch) {
+    prepare(batch);
     pool_.run(calls_.data(), static_cast<int64_t>(calls_.size()));
+}
+
+std::vector<std::pair<const char*, double>> Program::time_calls(const Batch& batch) {
+    prepare(batch);
+    std::vector<std::pair<const char*, double>> times;
+    for (const Call& call : calls_) {
+        const auto start = std::chrono::steady_clock::now();
+        pool_.run(&call, 1);
+        times.emplace_back(name_of(call), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return times;
+}
+
+const char* Program::name_of(const Call& call) const {
+    const std::pair<const PagedKernel*, const char*> names[] = {
+        {&table_.embedding, "embedding"}, {&table_.norm, "norm"},
+        {&table_.linear, "linear"},       {&table_.rope, "rope"},
+        {&table_.attention, "attention"}, {&table_.attention_join, "attention_join"},
+        {&table_.gated, "gated"},         {&table_.add, "add"},
+        {&table_.select, "select"},
+    };
+    for (const auto& [kernel, name] : names) {
+        if (call.kernel == kernel) {
+            return name;
+        }
+    }
+    return "other";
 }
 
 void Program::check(const Batch& batch) const {
@@ -90,27 +122,29 @@ void Program::check_sequences(const Batch& batch) const {
     }
 }
 
-// Buffers keep the size of the largest step; a larger one gets the next power of two in rows.
+// The workspace keeps the size of the largest step; a larger one gets the next power of two in rows.
 void Program::reserve(const Batch& batch) {
-    for (Slot& slot : slots_) {
-        auto bytes = [&](int64_t tokens, int64_t logits) {
-            return static_cast<size_t>(std::max(slot.token_row_bytes * tokens, slot.logit_row_bytes * logits));
-        };
-        if (bytes(batch.num_tokens, batch.num_logit_rows) > slot.memory.size()) {
-            int64_t tokens = 1, logits = 1;
-            while (tokens < batch.num_tokens) {
-                tokens *= 2;
-            }
-            while (logits < batch.num_logit_rows) {
-                logits *= 2;
-            }
-            if (output_held_) {
-                retired_.push_back(std::move(slot.memory));
-            }
-            slot.memory = Memory();
-            slot.memory = Memory(bytes(tokens, logits), false);
-        }
+    if (batch.num_tokens <= most_tokens_ && batch.num_logit_rows <= most_logit_rows_) {
+        return;
     }
+    auto enough = [](int64_t rows, int64_t now) {
+        for (now = std::max<int64_t>(now, 1); now < rows; now *= 2) {
+        }
+        return now;
+    };
+    most_tokens_ = enough(batch.num_tokens, most_tokens_);
+    most_logit_rows_ = enough(batch.num_logit_rows, most_logit_rows_);
+    int64_t total = 0;
+    for (Slot& slot : slots_) {
+        slot.offset = total;
+        const int64_t bytes = std::max(slot.token_row_bytes * most_tokens_, slot.logit_row_bytes * most_logit_rows_);
+        total += (bytes + 4095) / 4096 * 4096 + 128;  // rows of two slots do not meet in the same sets of the caches
+    }
+    if (output_held_) {
+        retired_.push_back(workspace_);
+    }
+    workspace_ = Memory();
+    workspace_ = Memory(static_cast<size_t>(total), true);
 }
 
 void Program::resolve(const Batch& batch) {

@@ -4,6 +4,9 @@
 //
 // Results of a row do not depend on the other rows of its tile: tiles of fewer rows give the same bits.
 //
+// In a wide pass x stays in the first cache while weights come from the second: they are loaded with the hint that they
+// are not needed again there, else each pass would drive out the other's lines (measured: 1.4 times the rate).
+//
 // The tile unit works for 64 cycles on what one step of k loads; `between.step()` is called there for vector work that
 // is to be done at the same time: the finishing of the tile before.
 #pragma once
@@ -59,10 +62,11 @@ private:
 };
 
 template <class Between>
-inline void narrow_blocks4(
+PAGED_OUTLINE void narrow_blocks4(
     const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
     Between& between
 ) {
+    Between work = between;  // a copy that can live in registers
     const bf16 *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
     _tile_zero(0);
     _tile_zero(1);
@@ -78,34 +82,48 @@ inline void narrow_blocks4(
         _tile_dpbf16ps(2, 4, 7);
         _tile_loadd(5, w3 + 16 * k, 64);
         _tile_dpbf16ps(3, 4, 5);
-        between.step();
+        work.step();
     }
     _tile_stored(0, out, out_bytes);
     _tile_stored(1, out + 16, out_bytes);
     _tile_stored(2, out + 32, out_bytes);
     _tile_stored(3, out + 48, out_bytes);
+    between = work;
 }
 
 template <class Between>
-inline void narrow_block1(
+PAGED_OUTLINE void narrow_block1(
     const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
     Between& between
 ) {
+    Between work = between;  // a copy that can live in registers
     _tile_zero(0);
     for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
         _tile_loadd(4, x + k, x_bytes);
         _tile_loadd(5, w + 16 * k, 64);
         _tile_dpbf16ps(0, 4, 5);
-        between.step();
+        work.step();
     }
     _tile_stored(0, out, out_bytes);
+    between = work;
 }
 
-template <class Between>
-inline void wide_blocks2(
+// Weights of a wide pass: plainly the first time, so that they come to the second cache, else as a stream.
+#define PAGED_LOAD_WEIGHTS(tile, from)       \
+    do {                                     \
+        if constexpr (Again) {               \
+            _tile_stream_loadd(tile, from, 64); \
+        } else {                             \
+            _tile_loadd(tile, from, 64);     \
+        }                                    \
+    } while (false)
+
+template <bool Again, class Between>
+PAGED_OUTLINE void wide_blocks2(
     const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
     Between& between
 ) {
+    Between work = between;  // a copy that can live in registers
     const bf16 *w0 = w[0], *w1 = w[1];
     const bf16* lower = x + 8 * x_bytes;  // 16 rows on, in elements
     _tile_zero(0);
@@ -113,46 +131,52 @@ inline void wide_blocks2(
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
-        _tile_loadd(6, w0 + 16 * k, 64);
+        PAGED_LOAD_WEIGHTS(6, w0 + 16 * k);
         _tile_loadd(4, x + k, x_bytes);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, w1 + 16 * k, 64);
+        PAGED_LOAD_WEIGHTS(7, w1 + 16 * k);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, lower + k, x_bytes);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
-        between.step();
+        work.step();
     }
     float* lower_out = out + 4 * out_bytes;
     _tile_stored(0, out, out_bytes);
     _tile_stored(1, out + 16, out_bytes);
     _tile_stored(2, lower_out, out_bytes);
     _tile_stored(3, lower_out + 16, out_bytes);
+    between = work;
 }
 
-template <class Between>
-inline void wide_block1(
+template <bool Again, class Between>
+PAGED_OUTLINE void wide_block1(
     const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
     Between& between
 ) {
+    Between work = between;  // a copy that can live in registers
     const bf16* lower = x + 8 * x_bytes;
     _tile_zero(0);
     _tile_zero(2);
     for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
-        _tile_loadd(6, w + 16 * k, 64);
+        PAGED_LOAD_WEIGHTS(6, w + 16 * k);
         _tile_loadd(4, x + k, x_bytes);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, lower + k, x_bytes);
         _tile_dpbf16ps(2, 5, 6);
-        between.step();
+        work.step();
     }
     _tile_stored(0, out, out_bytes);
     _tile_stored(2, out + 4 * out_bytes, out_bytes);
+    between = work;
 }
 
+#undef PAGED_LOAD_WEIGHTS
+
+// `again`: the same weights were multiplied a moment ago.
 template <class Between>
 inline void multiply_amx(
-    TileShapes& shapes, const bf16* x, int64_t x_stride, int64_t rows, const bf16* const* w, int blocks,
+    TileShapes& shapes, bool again, const bf16* x, int64_t x_stride, int64_t rows, const bf16* const* w, int blocks,
     int64_t depth, float* out, int64_t out_stride, Between& between
 ) {
     const int64_t x_bytes = 2 * x_stride, out_bytes = 4 * out_stride;
@@ -170,11 +194,12 @@ inline void multiply_amx(
                 narrow_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
             }
         } else {
+            const auto wide2 = again ? wide_blocks2<true, Between> : wide_blocks2<false, Between>;
             for (; b + 2 <= blocks; b += 2) {
-                wide_blocks2(from, x_bytes, w + b, depth, to + 16 * b, out_bytes, between);
+                wide2(from, x_bytes, w + b, depth, to + 16 * b, out_bytes, between);
             }
-            for (; b < blocks; b++) {
-                wide_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
+            if (b < blocks) {
+                wide_block1<false>(from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
             }
         }
     }

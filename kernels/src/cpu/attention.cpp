@@ -28,6 +28,8 @@ namespace {
 
 constexpr int64_t SPLIT = PAGED_SPLIT_TOKENS;
 constexpr int64_t TILE = PAGED_TILE_TOKENS;
+// Rows of scores and weights, a line longer than a power of two: rows of a tile then lie in different sets of the cache.
+constexpr int64_t SCORES_STRIDE = SPLIT + 16, WEIGHTS_STRIDE = SPLIT + 32;
 
 // One tile of rows of one kv head.
 struct Tile {
@@ -64,11 +66,34 @@ Span span_of(const PagedAttention& p, const Tile& tile, int64_t split) {
     return {begin, least((split + 1) * SPLIT, tile.last_position + 1)};
 }
 
-// Where a position's key or value lies, in elements of the cache.
-PAGED_INLINE int64_t cell(const PagedAttention& p, const Tile& tile, int64_t position) {
-    const int64_t block = tile.table[position / p.block_size];
-    return ((block * p.num_kv_heads + tile.kv_head) * p.block_size + position % p.block_size) * p.head_dim;
-}
+// Where keys and values of consecutive positions lie, in elements of the cache.
+class Cells {
+public:
+    Cells(const PagedAttention& p, const Tile& tile, int64_t position)
+        : p_(p), tile_(tile), block_(position / p.block_size), offset_(position % p.block_size) {
+        if (tile.table != nullptr) {
+            enter();
+        }
+    }
+
+    PAGED_INLINE int64_t next() {
+        if (offset_ == p_.block_size) {
+            block_++;
+            offset_ = 0;
+            enter();
+        }
+        return base_ + p_.head_dim * offset_++;
+    }
+
+private:
+    void enter() {
+        base_ = (tile_.table[block_] * p_.num_kv_heads + tile_.kv_head) * p_.block_size * p_.head_dim;
+    }
+
+    const PagedAttention& p_;
+    const Tile& tile_;
+    int64_t block_, offset_, base_ = 0;
+};
 
 // ---- gathering, into the packed layout
 
@@ -171,13 +196,13 @@ public:
 
     Attend(const PagedAttention& p, void* scratch) : p_(p), depth_(round_up(p.head_dim, PAGED_BLOCK_K)) {
         Scratch room(scratch);
-        const int64_t queries = most(1, p.tile_rows) * (p.num_heads / p.num_kv_heads);
+        const int64_t queries = whole_passes(p.tile_rows * (p.num_heads / p.num_kv_heads));
         width_ = round_up(p.head_dim, 16);
         q_ = room.take<X>(queries * depth_);
         keys_ = room.take<X>(SPLIT * depth_);
         values_ = room.take<X>(SPLIT * width_);
-        scores_ = room.take<float>(queries * SPLIT);
-        weights_ = room.take<X>(queries * SPLIT);
+        scores_ = room.take<float>(queries * SCORES_STRIDE);
+        weights_ = room.take<X>(queries * WEIGHTS_STRIDE);
         part_ = room.take<float>(queries * width_);
         part_peak_ = room.take<float>(queries);
         part_sum_ = room.take<float>(queries);
@@ -186,21 +211,39 @@ public:
         sum_ = room.take<float>(queries);
     }
 
-    // All splits of a tile, to the output.
-    void whole(const Tile& tile) {
+    // Keys and values that are wanted next: they are fetched while this item's are gathered.
+    void expect(const Tile& tile, int64_t split) {
+        ahead_tile_ = tile;
+        ahead_ = span_of(p_, tile, split);
+    }
+
+    // All splits of a tile, to the output. What comes after it is in `next`, or null.
+    void whole(const Tile& tile, const Tile* next) {
         load_queries(tile);
         for (int64_t r = 0; r < tile.queries; r++) {
             sum_[r] = 0.0f;
         }
-        const int64_t last = tile.last_position / SPLIT;
-        for (int64_t split = first_seen(p_, tile.first_position) / SPLIT; split <= last; split++) {
+        const int64_t first = first_seen(p_, tile.first_position) / SPLIT, last = tile.last_position / SPLIT;
+        for (int64_t split = first; split <= last; split++) {
+            if (split < last) {
+                expect(tile, split + 1);
+            } else if (next != nullptr) {
+                expect(*next, first_seen(p_, next->first_position) / SPLIT);
+            }
             compute(tile, split);
+            if (first == last) {
+                break;  // nothing to join
+            }
             for (int64_t r = 0; r < tile.queries; r++) {
                 join(part_ + r * width_, part_peak_[r], part_sum_[r], joined_ + r * width_, peak_[r], sum_[r], p_.head_dim);
             }
         }
         for (int64_t r = 0; r < tile.queries; r++) {
-            finish(joined_ + r * width_, sum_[r], out_row(tile, r));
+            if (first == last) {
+                divide(part_ + r * width_, part_sum_[r], out_row(tile, r), p_.head_dim);
+            } else {
+                divide(joined_ + r * width_, sum_[r], out_row(tile, r), p_.head_dim);
+            }
         }
     }
 
@@ -250,14 +293,16 @@ public:
         peak = highest;
     }
 
-    void finish(const float* joined, float sum, T* out) const { divide(joined, sum, out, p_.head_dim); }
-
     static PAGED_INLINE void divide(const float* joined, float sum, T* out, int64_t size) {
-        const F16 total = set1(sum);
-        for_lanes(size, [&](int64_t i, auto n) { store_some(out + i, load_some(joined + i, n) / total, n); });
+        const F16 factor = set1(1.0f / sum);
+        for_lanes(size, [&](int64_t i, auto n) { store_some(out + i, load_some(joined + i, n) * factor, n); });
     }
 
 private:
+    static int64_t whole_passes(int64_t queries) {
+        return queries <= PASS_ROWS / 2 ? queries : round_up(queries, PASS_ROWS);
+    }
+
     int64_t head(const Tile& tile, int64_t query) const { return tile.kv_head * tile.group + query % tile.group; }
 
     T* out_row(const Tile& tile, int64_t query) const {
@@ -280,11 +325,13 @@ private:
         const Span span = span_of(p_, tile, split);
         gather(tile, span);
         const int64_t padded = span.padded();
-        product(q_, depth_, tile.queries, keys_, 16 * depth_, padded / 16, depth_, scores_, SPLIT);
+        // More rows than there are queries are cheaper than a pass of another shape; nobody looks at theirs.
+        const int64_t rows = whole_passes(tile.queries);
+        product(q_, depth_, rows, keys_, 16 * depth_, padded / 16, depth_, scores_, SCORES_STRIDE);
         for (int64_t r = 0; r < tile.queries; r++) {
             weigh(tile, span, r);
         }
-        product(weights_, SPLIT, tile.queries, values_, 16 * padded, width_ / 16, padded, part_, width_);
+        product(weights_, WEIGHTS_STRIDE, rows, values_, 16 * padded, width_ / 16, padded, part_, width_);
     }
 
     void product(
@@ -305,13 +352,20 @@ private:
 
     void gather(const Tile& tile, const Span& span) {
         const T *key = static_cast<const T*>(p_.key), *value = static_cast<const T*>(p_.value);
-        const int64_t padded = span.padded();
+        const int64_t padded = span.padded(), tokens = span.tokens();
+        Cells cells(p_, tile, span.begin);
+        Cells ahead(p_, ahead_tile_, ahead_.begin);
+        int64_t ahead_left = ahead_.tokens();
+        ahead_.end = ahead_.begin;
         for (int64_t t = 0; t < padded; t += TILE) {
+            for (int64_t i = least(TILE, ahead_left); i > 0; i--) {
+                fetch(ahead.next());
+                ahead_left--;
+            }
             const T *keys[TILE], *values[TILE];
             for (int64_t i = 0; i < TILE; i++) {
-                const int64_t position = span.begin + t + i;
-                const bool real = position < span.end;
-                const int64_t at = real ? cell(p_, tile, position) : 0;
+                const bool real = t + i < tokens;
+                const int64_t at = real ? cells.next() : 0;
                 keys[i] = real ? key + at : nullptr;
                 values[i] = real ? value + at : nullptr;
             }
@@ -322,34 +376,47 @@ private:
         }
     }
 
+    PAGED_INLINE void fetch(int64_t at) const {
+        const int64_t bytes = p_.head_dim * static_cast<int64_t>(sizeof(T));
+        for (int64_t line = 0; line < bytes; line += 64) {
+            __builtin_prefetch(reinterpret_cast<const char*>(static_cast<const T*>(p_.key) + at) + line, 0, 2);
+            __builtin_prefetch(reinterpret_cast<const char*>(static_cast<const T*>(p_.value) + at) + line, 0, 2);
+        }
+    }
+
     // Scores of one query to weights; a token is seen from `low` up to below `high`, counted within the span.
     void weigh(const Tile& tile, const Span& span, int64_t query) {
         const int64_t position = tile.first_position + query / tile.group, padded = span.padded();
         const int64_t low = most(0, first_seen(p_, position) - span.begin);
         const int64_t high = least(span.end, position + 1) - span.begin;
-        float* scores = scores_ + query * SPLIT;
-        X* weights = weights_ + query * SPLIT;
+        float* scores = scores_ + query * SCORES_STRIDE;
+        X* weights = weights_ + query * WEIGHTS_STRIDE;
         if (high <= low) {
             std::memset(weights, 0, static_cast<size_t>(padded) * sizeof(X));
             part_peak_[query] = part_sum_[query] = 0.0f;
             return;
         }
         hide(scores, padded, low, high);
-        F16 highest = set1(-INFINITY);
-        for (int64_t t = 0; t < padded; t += 16) {
-            highest = max(highest, load(scores + t));
+        // Two tiles at a time, each to its own lanes: spans begin at pairs of tiles whatever the schedule.
+        F16 highest[2] = {set1(-INFINITY), set1(-INFINITY)};
+        for (int64_t t = 0; t < padded; t += 32) {
+            highest[0] = max(highest[0], load(scores + t));
+            highest[1] = max(highest[1], load(scores + t + 16));
         }
         const F16 scale = set1(p_.scale);
-        const float peak = max_lanes(highest) * p_.scale;
+        const float peak = max_lanes(max(highest[0], highest[1])) * p_.scale;
         const F16 below = set1(-peak);
-        F16 sums = zero();
-        for (int64_t t = 0; t < padded; t += 16) {
-            const F16 weight = exp_for<T>(fma(load(scores + t), scale, below));
-            store(weights + t, weight);
-            sums = sums + weight;
+        F16 sums[2] = {zero(), zero()};
+        for (int64_t t = 0; t < padded; t += 32) {
+            const F16 first = exp_for<T>(fma(load(scores + t), scale, below));
+            const F16 second = exp_for<T>(fma(load(scores + t + 16), scale, below));
+            store(weights + t, first);
+            store(weights + t + 16, second);
+            sums[0] = sums[0] + first;
+            sums[1] = sums[1] + second;
         }
         part_peak_[query] = peak;
-        part_sum_[query] = sum_lanes(sums);
+        part_sum_[query] = sum_lanes(sums[0] + sums[1]);
     }
 
     // Tokens outside [low, high) must not count: their scores become -inf.
@@ -364,6 +431,8 @@ private:
 
     const PagedAttention& p_;
     Multiplier multiply_;
+    Tile ahead_tile_{};
+    Span ahead_{0, 0};
     int64_t depth_, width_;
     X *q_, *keys_, *values_, *weights_;
     float *scores_, *part_, *part_peak_, *part_sum_, *joined_, *peak_, *sum_;
@@ -377,19 +446,27 @@ int64_t items(const PagedAttention& p) {
 
 int64_t grain(const PagedAttention&) { return 1; }
 
+Tile item_tile(const PagedAttention& p, int64_t item) {
+    const int64_t unit = p.partial == nullptr ? item : item / p.num_splits;
+    Tile tile = tile_at(p, unit / p.num_kv_heads);
+    tile.kv_head = unit % p.num_kv_heads;
+    return tile;
+}
+
 template <class T>
 void run_items(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
     Attend<T> attend(p, scratch);
+    Tile tile = item_tile(p, first);
     for (int64_t item = first; item < last; item++) {
-        const int64_t splits = p.partial == nullptr ? 1 : p.num_splits;
-        const int64_t split = item % splits, unit = item / splits;
-        Tile tile = tile_at(p, unit / p.num_kv_heads);
-        tile.kv_head = unit % p.num_kv_heads;
-        if (p.partial == nullptr) {
-            attend.whole(tile);
-        } else {
-            attend.one(tile, split);
+        if (p.partial != nullptr) {
+            attend.one(item_tile(p, item), item % p.num_splits);
+            continue;
         }
+        // The next item is most likely this thread's too, even beyond `last`.
+        const bool more = item + 1 < p.num_tiles * p.num_kv_heads;
+        const Tile next = more ? item_tile(p, item + 1) : tile;
+        attend.whole(tile, more ? &next : nullptr);
+        tile = next;
     }
 }
 

@@ -1,7 +1,7 @@
 // Linear: rows times packed weights, with bias and, for a fused gate and up, the gated activation.
 //
-// Items are blocks of sixteen outputs. Many rows are cut into groups that stay in the second-level cache while a chunk
-// of blocks passes; the order of items is then chunk by chunk, group by group:
+// Items are blocks of sixteen outputs for one group of rows. A chunk of blocks stays in the second cache while all groups
+// pass over it, a group's rows in the first one while they pass over the blocks; the items' order is chunk by chunk:
 //
 //            blocks 0 .. 31     32 .. 63           an item: one block for one group of rows
 //   group 0  | 0 .. 31        | 64 .. 95  |
@@ -14,20 +14,30 @@
 namespace paged::PAGED_VARIANT {
 namespace {
 
-constexpr int64_t GROUP_ROWS = 256, DEEP_GROUP_ROWS = 32;
-constexpr int64_t CHUNK_BLOCKS = 32;
-
+#if defined(PAGED_HAS_AMX)
+constexpr int64_t GROUP_ROWS = PASS_ROWS;
+#else
+constexpr int64_t GROUP_ROWS = 16 * PASS_ROWS;
+#endif
+// So few rows are one group: the weights come from memory, and what counts is that each is read once.
+constexpr int64_t FEW_ROWS = 64;
+constexpr int64_t CHUNK_BYTES = 512 << 10, MAX_CHUNK_BLOCKS = 32;
+// Items of a chunk are taken together, and there should be enough chunks for all threads to end at the same time.
+constexpr int64_t FEW_CHUNKS = 32;
 constexpr int64_t SUMS_STRIDE = 16 * MAX_BLOCKS;
 
 struct Layout {
-    int64_t group_rows, groups, blocks;
+    int64_t group_rows, groups, blocks, chunk;
 };
 
 Layout layout(const PagedLinear& p) {
-    const int64_t blocks = round_up(p.out_features, 16) / 16;
-    // A group's rows may have to be converted into the scratch memory.
-    const int64_t rows = p.in_features <= 16384 ? GROUP_ROWS : DEEP_GROUP_ROWS;
-    return {rows, round_up(p.rows, rows) / rows, p.gated ? blocks / 2 : blocks};
+    const int64_t blocks = round_up(p.out_features, 16) / 16 / (p.gated ? 2 : 1);
+    const int64_t group_rows = p.rows <= FEW_ROWS ? FEW_ROWS : GROUP_ROWS;
+    const int64_t groups = round_up(p.rows, group_rows) / group_rows;
+    const int64_t block_bytes = round_up(p.in_features, PAGED_BLOCK_K) * (p.dtype == PAGED_F32 ? 64 : 32) * (p.gated ? 2 : 1);
+    const int64_t fits = least(MAX_CHUNK_BLOCKS, CHUNK_BYTES / block_bytes);
+    const int64_t chunk = least(fits, groups * blocks / FEW_CHUNKS) / MAX_BLOCKS * MAX_BLOCKS;
+    return {group_rows, groups, blocks, most(MAX_BLOCKS, chunk)};
 }
 
 struct Part {
@@ -36,22 +46,22 @@ struct Part {
 
 // The longest stretch of items from `first`, below `last`, that lies in one group.
 Part part_at(const Layout& l, int64_t first, int64_t last) {
-    int64_t chunk = first / (CHUNK_BLOCKS * l.groups);
-    int64_t begin = chunk * CHUNK_BLOCKS;
-    int64_t size = least(CHUNK_BLOCKS, l.blocks - begin);
-    int64_t within = first - begin * l.groups;
-    int64_t group = within / size;
-    int64_t offset = within % size;
-    int64_t count = least(size - offset, last - first);
+    const int64_t chunk = first / (l.chunk * l.groups), begin = chunk * l.chunk;
+    const int64_t size = least(l.chunk, l.blocks - begin);
+    const int64_t within = first - begin * l.groups, group = within / size, offset = within % size;
+    const int64_t count = least(size - offset, last - first);
     return {group, begin + offset, begin + offset + count};
 }
 
 int64_t items(const PagedLinear& p) {
-    Layout l = layout(p);
+    const Layout l = layout(p);
     return l.groups * l.blocks;
 }
 
-int64_t grain(const PagedLinear& p) { return p.gated ? MAX_BLOCKS / 2 : MAX_BLOCKS; }
+int64_t grain(const PagedLinear& p) {
+    const Layout l = layout(p);
+    return l.groups > 1 ? l.chunk : p.gated ? MAX_BLOCKS / 2 : MAX_BLOCKS;
+}
 
 // The rows of a group as the product wants them: as they lie if possible, else converted and padded into `room`.
 template <class T, class X>
@@ -74,27 +84,31 @@ const X* operand(const PagedLinear& p, int64_t row, int64_t rows, X* room, int64
 
 // Sums of a tile on their way to the output: bias, gated activation, rounding. Row by row, so that it can be done
 // while the next tile is multiplied; whoever multiplies calls `step` now and then, `complete` does the rest.
-template <class Out>
+template <class Out, bool Gated>
 class Finish {
 public:
     explicit Finish(const PagedLinear& p)
         : out_(static_cast<Out*>(p.out)), bias_(p.bias), out_stride_(p.out_stride), columns_(p.out_features),
-          gated_(p.gated != 0), activation_(p.activation) {}
+          activation_(p.activation) {}
 
     // Takes over [rows, SUMS_STRIDE] sums of `count` blocks from `block`; what was there before is completed first.
-    void begin(const float* sums, int64_t row, int64_t rows, int64_t block, int count, int64_t steps) {
+    void begin(const float* sums, int64_t row, int64_t rows, int64_t block, int count) {
         complete();
         sums_ = sums;
-        column_ = 16 * block;
         blocks_ = count;
-        place_ = out_ + row * out_stride_ + column_;
+        const int64_t column = 16 * block;
+        width_ = least(16 * count, columns_ - column);
+        place_ = out_ + row * out_stride_ + column;
+        bias_at_ = bias_ == nullptr ? nullptr : bias_ + column;
         left_ = rows;
-        rows_of_step_ = (rows + steps - 1) / steps;
     }
 
+    // Two rows: a product of 512 and more features has enough steps for a whole tile.
     PAGED_INLINE void step() {
-        for (int64_t r = 0; r < rows_of_step_ && left_ > 0; r++) {
-            finish_row();
+        for (int r = 0; r < 2; r++) {
+            if (left_ > 0) {
+                finish_row();
+            }
         }
     }
 
@@ -106,12 +120,12 @@ public:
 
 private:
     PAGED_INLINE void finish_row() {
-        if (gated_) {
+        if constexpr (Gated) {
             gate_row();
-        } else if (columns_ - column_ >= 16 * blocks_) {
+        } else if (width_ == 16 * blocks_) {
             for (int b = 0; b < blocks_; b++) {
                 const F16 sum = load(sums_ + 16 * b);
-                store(place_ + 16 * b, bias_ == nullptr ? sum : sum + load(bias_ + column_ + 16 * b));
+                store(place_ + 16 * b, bias_at_ == nullptr ? sum : sum + load(bias_at_ + 16 * b));
             }
         } else {
             cut_row();
@@ -122,34 +136,72 @@ private:
     }
 
     // A row whose last block is not full.
-    void cut_row() {
+    PAGED_OUTLINE void cut_row() {
         for (int64_t b = 0; b < blocks_; b++) {
-            const int64_t n = least(16, columns_ - column_ - 16 * b);
+            const int64_t n = least(16, width_ - 16 * b);
             const F16 sum = load(sums_ + 16 * b);
-            store_first(place_ + 16 * b, bias_ == nullptr ? sum : sum + load_first(bias_ + column_ + 16 * b, n), n);
+            store_first(place_ + 16 * b, bias_at_ == nullptr ? sum : sum + load_first(bias_at_ + 16 * b, n), n);
         }
     }
 
     PAGED_INLINE void gate_row() {
         for (int b = 0; b < blocks_; b++) {
             F16 gate = load(sums_ + 16 * b), up = load(sums_ + 16 * (blocks_ + b));
-            if (bias_ != nullptr) {
-                gate = gate + load(bias_ + column_ + 16 * b);
-                up = up + load(bias_ + columns_ / 2 + column_ + 16 * b);
+            if (bias_at_ != nullptr) {
+                gate = gate + load(bias_at_ + 16 * b);
+                up = up + load(bias_at_ + columns_ / 2 + 16 * b);
             }
             store(place_ + 16 * b, activate<Out>(gate, activation_) * up);
         }
     }
 
-    Out* const out_;
-    const float* const bias_;
-    const int64_t out_stride_, columns_;
-    const bool gated_;
-    const int activation_;
+    Out* out_;
+    const float* bias_;
+    int64_t out_stride_, columns_;
+    int activation_;
     const float* sums_ = nullptr;
+    const float* bias_at_ = nullptr;
     Out* place_ = nullptr;
-    int64_t column_ = 0, left_ = 0, rows_of_step_ = 0;
+    int64_t width_ = 0, left_ = 0;
     int blocks_ = 0;
+};
+
+// Memory that is wanted soon, fetched into the second cache line by line while products run.
+class Ahead {
+public:
+    // Lines from `from` within about `steps` steps.
+    void begin(const void* from, int64_t bytes, int64_t steps) {
+        at_ = static_cast<const char*>(from);
+        left_ = (bytes + LINE - 1) / LINE;
+        of_step_ = (left_ + steps - 1) / most(1, steps);
+    }
+
+    PAGED_INLINE void step() {
+        for (int64_t i = least(of_step_, left_); i > 0; i--) {
+            __builtin_prefetch(at_, 0, 2);
+            at_ += LINE;
+            left_--;
+        }
+    }
+
+private:
+    static constexpr int64_t LINE = 64;
+    const char* at_ = nullptr;
+    int64_t left_ = 0, of_step_ = 0;
+};
+
+// What is done between the steps of a product: the tile before is finished, the next rows and weights are fetched.
+template <class Finisher>
+struct Between {
+    Finisher finish;
+    Ahead rows, weights, up;
+
+    PAGED_INLINE void step() {
+        finish.step();
+        rows.step();
+        weights.step();
+        up.step();
+    }
 };
 
 // Two buffers of sums: one is multiplied into while the other is finished.
@@ -164,10 +216,10 @@ struct Sums2 {
 };
 
 // Some blocks for all rows of a group. `up`: how far the blocks of the second half lie behind, or 0.
-template <class T, class X, class Out>
+template <class T, class X, class Work>
 void run_blocks(
     const PagedLinear& p, Multiplier& multiply, const X* x, int64_t stride, int64_t depth, int64_t row, int64_t rows,
-    int64_t block, int count, int64_t up, Sums2& room, Finish<Out>& finish
+    int64_t block, int count, int64_t up, Sums2& room, Work& work
 ) {
     const int64_t block_size = round_up(p.in_features, PAGED_BLOCK_K) * 16;
     const T* weight = static_cast<const T*>(p.weight) + block * block_size;
@@ -178,15 +230,43 @@ void run_blocks(
             blocks[count + b] = weight + (up + b) * block_size;
         }
     }
+    if (rows > PASS_ROWS) {
+        const int64_t bytes = count * block_size * static_cast<int64_t>(sizeof(T));
+        const int64_t steps = round_up(rows, PASS_ROWS) / PASS_ROWS * depth / PAGED_BLOCK_K;
+        work.weights.begin(weight + count * block_size, bytes, steps);
+        work.up.begin(weight + (up + count) * block_size, up > 0 ? bytes : 0, steps);
+    }
     for (int64_t r = 0; r < rows; r += PASS_ROWS) {
         const int64_t some = least(PASS_ROWS, rows - r);
         float* sums = room.take();
-        multiply(x + r * stride, stride, some, blocks, up > 0 ? 2 * count : count, depth, sums, SUMS_STRIDE, finish);
-        finish.begin(sums, row + r, some, block, count, round_up(depth, PAGED_BLOCK_K) / PAGED_BLOCK_K);
+        multiply(x + r * stride, stride, some, blocks, up > 0 ? 2 * count : count, depth, sums, SUMS_STRIDE, work);
+        work.finish.begin(sums, row + r, some, block, count);
     }
 }
 
-template <class T, class Out>
+// Of many groups of rows: the next group's rows and, once the first group has brought in this chunk of weights, a part of
+// the next one.
+template <class T, class X, class Work>
+void look_ahead(
+    const PagedLinear& p, const Layout& l, const Part& part, const X* x, int64_t rows, int64_t stride, Work& work
+) {
+    const int64_t blocks = part.last_block - part.first_block, size = static_cast<int64_t>(sizeof(T));
+    const int64_t steps = blocks * p.in_features / PAGED_BLOCK_K / WIDE_PASS_BLOCKS * (p.gated ? 2 : 1);
+    if (part.group + 1 < l.groups) {
+        work.rows.begin(x + rows * stride, rows * stride * static_cast<int64_t>(sizeof(X)), steps);
+    }
+    if (part.group > 0 && part.last_block < l.blocks) {
+        const int64_t block_size = round_up(p.in_features, PAGED_BLOCK_K) * 16;
+        const int64_t share = blocks * block_size / (l.groups - 1);
+        const T* next = static_cast<const T*>(p.weight) + part.last_block * block_size + (part.group - 1) * share;
+        work.weights.begin(next, share * size, steps);
+        if (p.gated) {
+            work.up.begin(next + l.blocks * block_size, share * size, steps);
+        }
+    }
+}
+
+template <class T, class Out, bool Gated>
 void run_part(const PagedLinear& p, const Layout& l, const Part& part, Multiplier& multiply, void* scratch) {
     using X = Operand<T>;
     const int64_t depth = sizeof(T) == 4 ? p.in_features : round_up(p.in_features, PAGED_BLOCK_K);
@@ -195,29 +275,41 @@ void run_part(const PagedLinear& p, const Layout& l, const Part& part, Multiplie
     Sums2 sums{{room.take<float>(PASS_ROWS * SUMS_STRIDE), room.take<float>(PASS_ROWS * SUMS_STRIDE)}};
     int64_t stride;
     const X* x = operand<T, X>(p, row, rows, room.take<X>(rows * depth), depth, stride);
-    Finish<Out> finish(p);
-    // Many rows pass over blocks that stay in the first cache; few rows read the weights as fast as they come.
-    const int step = (rows > 16 ? WIDE_PASS_BLOCKS : MAX_BLOCKS) / (p.gated ? 2 : 1);
+    Between<Finish<Out, Gated>> work{Finish<Out, Gated>(p), {}, {}, {}};
+    multiply.again = part.group > 0;
+    if (l.groups > 1) {
+        look_ahead<T>(p, l, part, x, rows, stride, work);
+    }
+    const int step = (rows > 16 ? WIDE_PASS_BLOCKS : MAX_BLOCKS) / (Gated ? 2 : 1);
     for (int64_t block = part.first_block; block < part.last_block; block += step) {
         const int count = static_cast<int>(least(step, part.last_block - block));
-        run_blocks<T>(p, multiply, x, stride, depth, row, rows, block, count, p.gated ? l.blocks : 0, sums, finish);
+        run_blocks<T>(p, multiply, x, stride, depth, row, rows, block, count, Gated ? l.blocks : 0, sums, work);
     }
-    finish.complete();
+    work.finish.complete();
 }
 
-void run(const PagedLinear& p, int64_t first, int64_t last, void* scratch) {
+template <class T, class Out>
+void run_items(const PagedLinear& p, int64_t first, int64_t last, void* scratch) {
     const Layout l = layout(p);
     Multiplier multiply;
     while (first < last) {
         const Part part = part_at(l, first, last);
-        if (p.dtype == PAGED_F32) {
-            run_part<float, float>(p, l, part, multiply, scratch);
-        } else if (p.out_dtype == PAGED_F32) {
-            run_part<bf16, float>(p, l, part, multiply, scratch);
+        if (p.gated) {
+            run_part<T, Out, true>(p, l, part, multiply, scratch);
         } else {
-            run_part<bf16, bf16>(p, l, part, multiply, scratch);
+            run_part<T, Out, false>(p, l, part, multiply, scratch);
         }
         first += part.last_block - part.first_block;
+    }
+}
+
+void run(const PagedLinear& p, int64_t first, int64_t last, void* scratch) {
+    if (p.dtype == PAGED_F32) {
+        run_items<float, float>(p, first, last, scratch);
+    } else if (p.out_dtype == PAGED_F32) {
+        run_items<bf16, float>(p, first, last, scratch);
+    } else {
+        run_items<bf16, bf16>(p, first, last, scratch);
     }
 }
 

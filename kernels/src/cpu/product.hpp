@@ -149,6 +149,9 @@ struct Nothing {
 // Multiplies any number of rows and blocks; out: [rows, 16 * blocks] floats with a stride. One for a run of a kernel.
 class Multiplier {
 public:
+    // Whether the weights of the products to come were multiplied a moment ago.
+    bool again = false;
+
     // `between.step()` may be called any number of times meanwhile, for work that does not depend on the result.
     template <class X, class W, class Between>
     void operator()(
@@ -157,7 +160,7 @@ public:
     ) {
 #if defined(PAGED_HAS_AMX)
         if constexpr (sizeof(X) == 2) {
-            multiply_amx(shapes_, x, x_stride, rows, w, blocks, depth, out, out_stride, between);
+            multiply_amx(shapes_, again, x, x_stride, rows, w, blocks, depth, out, out_stride, between);
             return;
         }
 #endif

@@ -20,6 +20,8 @@
 #endif
 
 #define PAGED_INLINE inline __attribute__((always_inline))
+// An inner loop of its own, so that all registers are its own.
+#define PAGED_OUTLINE inline __attribute__((noinline))
 
 namespace paged::PAGED_VARIANT {
 
@@ -237,27 +239,34 @@ PAGED_INLINE void load_pairs(const bf16* p, F16& first, F16& second) {
 
 #endif
 
-// Sums and maxima over lanes as one tree, the same in every variant.
+// Halves, quarters, ... of the lanes onto each other: one tree for sums and maxima, the same in every variant.
+template <class F>
+PAGED_INLINE float fold_lanes(F16 a, F&& f) {
+#if defined(PAGED_SIMD_PORTABLE) || defined(PAGED_SIMD_NEON)
+    Part eight[2] = {f(a.v[0], a.v[2]), f(a.v[1], a.v[3])};
+    Part four = f(eight[0], eight[1]);
+    const Part upper = {four[2], four[3], four[2], four[3]};
+    four = f(four, upper);
+    const Part second = {four[1], four[1], four[1], four[1]};
+    return f(four, second)[0];
+#else
+#if defined(PAGED_SIMD_AVX512)
+    const __m256 eight = f(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+#else
+    const __m256 eight = f(a.v[0], a.v[1]);
+#endif
+    __m128 four = f(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = f(four, _mm_movehl_ps(four, four));
+    return f(four, _mm_shuffle_ps(four, four, 1))[0];
+#endif
+}
+
 PAGED_INLINE float sum_lanes(F16 a) {
-    alignas(64) float lanes[16];
-    store(lanes, a);
-    for (int width = 8; width > 0; width /= 2) {
-        for (int i = 0; i < width; i++) {
-            lanes[i] += lanes[i + width];
-        }
-    }
-    return lanes[0];
+    return fold_lanes(a, [](auto x, auto y) { return x + y; });
 }
 
 PAGED_INLINE float max_lanes(F16 a) {
-    alignas(64) float lanes[16];
-    store(lanes, a);
-    for (int width = 8; width > 0; width /= 2) {
-        for (int i = 0; i < width; i++) {
-            lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-        }
-    }
-    return lanes[0];
+    return fold_lanes(a, [](auto x, auto y) { return x > y ? x : y; });
 }
 
 // Calls f(offset, n) for n = 16 lanes at a time and once for the rest; n is a constant 16 in all but the last call.
