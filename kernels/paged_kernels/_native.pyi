@@ -127,8 +127,14 @@ class Program:
         logit_rows: _Readable,
     ) -> None: ...
     def time_calls(
-        self, token_ids: _Readable, positions: _Readable, slot_mapping: _Readable, query_start: _Readable,
-        seq_lens: _Readable, block_table: _Readable, logit_rows: _Readable,
+        self,
+        token_ids: _Readable,
+        positions: _Readable,
+        slot_mapping: _Readable,
+        query_start: _Readable,
+        seq_lens: _Readable,
+        block_table: _Readable,
+        logit_rows: _Readable,
     ) -> list[tuple[str, float]]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def describe(self) -> str: ...
