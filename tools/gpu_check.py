@@ -27,7 +27,7 @@ def parts(build: Path, model: Path) -> list[tuple[str, tuple[str, ...], int]]:
     """(name, arguments for Python, seconds allowed) of each part, the most important first."""
     bench = ("--device", "cuda", "--model", str(model), "--json", str(build / "gpu-batching.json"))
     return [
-        ("ops and kernels", (*PYTEST, "tests/gpu", "kernels/tests", "-m", "gpu"), 240),
+        ("ops and kernels", (*PYTEST, "tests/gpu", "-m", "gpu"), 240),
         ("write a model of SmolLM2's shape", (str(ROOT / "tools/random_model.py"), str(model)), 60),
         ("batching benchmark", ("-m", "pagedcli.bench.batching", *bench), 150),
     ]

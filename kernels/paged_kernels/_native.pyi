@@ -1,11 +1,11 @@
 """The compiled module: kernels/src/binding. `native` is the typed way to it; nothing else should import this one."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 # Anything with the buffer protocol, C-contiguous; sizes and element sizes are checked. bfloat16 is 2-byte integers.
-_Readable = Any
-_Writable = Any
+_Readable: TypeAlias = Any
+_Writable: TypeAlias = Any
 
 ABI_VERSION: int
 
@@ -46,7 +46,9 @@ class Runtime:
         source: _Readable,
         source_dtype: int,
     ) -> None: ...
-    def copy_blocks(self, pool: Buffer, planes: int, num_blocks: int, block_bytes: int, copies: _Readable) -> None: ...
+    def copy_blocks(
+        self, pool: Buffer, planes: int, num_blocks: int, block_bytes: int, copies: _Readable
+    ) -> None: ...
     def call(self, kernel: str, params: _Readable) -> None:
         """One kernel on a parameter struct of include/paged/kernels.h, unchecked: for tests and measurements."""
 
@@ -80,26 +82,59 @@ class Program:
     def __new__(cls, runtime: Runtime, dtype: int, block_size: int) -> Program: ...
     def embedding(self, table: Buffer, vocab_size: int, hidden_size: int) -> int: ...
     def norm(self, x: int, residual: int, weight: Buffer, eps: float) -> tuple[int, int]: ...
-    def linear(self, x: int, weight: Buffer, out_features: int, bias: Buffer | None, float32_out: bool) -> int: ...
+    def linear(
+        self, x: int, weight: Buffer, out_features: int, bias: Buffer | None, float32_out: bool
+    ) -> int: ...
     def rope(
-        self, qkv: int, num_heads: int, num_kv_heads: int, head_dim: int, cos: Buffer, sin: Buffer,
-        q_norm: Buffer | None, k_norm: Buffer | None, eps: float, kv: Buffer, key_offset: int, value_offset: int,
+        self,
+        qkv: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        cos: Buffer,
+        sin: Buffer,
+        q_norm: Buffer | None,
+        k_norm: Buffer | None,
+        eps: float,
+        kv: Buffer,
+        key_offset: int,
+        value_offset: int,
     ) -> int: ...
     def attention(
-        self, q: int, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, window: int,
-        kv: Buffer, key_offset: int, value_offset: int,
+        self,
+        q: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int,
+        kv: Buffer,
+        key_offset: int,
+        value_offset: int,
     ) -> int: ...
     def gated(self, gate_up: int, activation: int) -> int: ...
     def add(self, x: int, residual: int) -> int: ...
     def select(self, x: int) -> int: ...
     def finish(self, output: int, fuse: bool) -> None: ...
     def run(
-        self, token_ids: _Readable, positions: _Readable, slot_mapping: _Readable, query_start: _Readable,
-        seq_lens: _Readable, block_table: _Readable, logit_rows: _Readable,
+        self,
+        token_ids: _Readable,
+        positions: _Readable,
+        slot_mapping: _Readable,
+        query_start: _Readable,
+        seq_lens: _Readable,
+        block_table: _Readable,
+        logit_rows: _Readable,
     ) -> None: ...
     def time_calls(
-        self, token_ids: _Readable, positions: _Readable, slot_mapping: _Readable, query_start: _Readable,
-        seq_lens: _Readable, block_table: _Readable, logit_rows: _Readable,
+        self,
+        token_ids: _Readable,
+        positions: _Readable,
+        slot_mapping: _Readable,
+        query_start: _Readable,
+        seq_lens: _Readable,
+        block_table: _Readable,
+        logit_rows: _Readable,
     ) -> list[tuple[str, float]]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def describe(self) -> str: ...

@@ -79,7 +79,7 @@ SAMPLE_ROW = np.dtype(
 )
 """One row to sample, as PagedSampleRow in include/paged/kernels.h says. Pointers are addresses of arrays that the
 caller keeps alive: int32 `tokens` (at least `position` of them), `allowed` (num_allowed -1: all are), `banned`,
-`stop_ids`, `bias_ids`, `bad_heads` [num_bad, bad_length], `bad_last`; float64 `bias`. num_top -1: no log-probabilities."""
+`stop_ids`, `bias_ids`, `bad_heads` [num_bad, bad_length], `bad_last`; float64 `bias`. num_top -1: no logprobs."""
 
 FAULT_NONE, FAULT_NOT_FINITE, FAULT_NOTHING_LEFT = 0, 1, 2
 
@@ -89,10 +89,11 @@ class StoredTensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """ "F32", "BF16", "F16" or "F64"."""
+        """One of F32, BF16, F16 and F64."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, outermost first."""
 
     @property
     def data(self) -> Any:
@@ -160,7 +161,13 @@ class Runtime:
             if len(part.shape) != 2 or part.shape[1] != in_features:
                 raise ShapeError(f"a part has shape {list(part.shape)}, expected [any, {in_features}]")
             self._native.pack(
-                buffer, DTYPES[dtype], offset, part.shape[0], in_features, part.data, STORED_DTYPES[part.dtype]
+                buffer,
+                DTYPES[dtype],
+                offset,
+                part.shape[0],
+                in_features,
+                part.data,
+                STORED_DTYPES[part.dtype],
             )
             offset += part.shape[0]
         return PackedWeight(buffer, rows, in_features, dtype)
@@ -176,12 +183,10 @@ class Runtime:
         """Floats in the order of memory, such as the cosines of `rope_kv_write`."""
         flat = np.ascontiguousarray(values, np.float32)
         buffer = Buffer(flat.nbytes)
-        np.frombuffer(buffer, np.float32)[:] = flat.reshape(-1)
+        np.frombuffer(memoryview(buffer), np.float32)[:] = flat.reshape(-1)
         return buffer
 
-    def sample(
-        self, logits: npt.NDArray[np.float32], rows: npt.NDArray[np.void], out: SampleOutput
-    ) -> None:
+    def sample(self, logits: npt.NDArray[np.float32], rows: npt.NDArray[np.void], out: SampleOutput) -> None:
         """Choose a token for every row, and log-probabilities for rows whose num_top is not -1.
 
         Args:
@@ -209,7 +214,8 @@ class Runtime:
 
 def _as_floats(tensor: StoredTensor) -> npt.NDArray[np.float32]:
     if tensor.dtype == "BF16":
-        return (tensor.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        widened: npt.NDArray[np.uint32] = tensor.data.view(np.uint16).astype(np.uint32) << 16
+        return widened.view(np.float32)
     stored = {"F32": np.float32, "F16": np.float16, "F64": np.float64}[tensor.dtype]
     return np.asarray(tensor.data.view(stored), np.float32)
 
@@ -286,7 +292,7 @@ class Program:
         return self._native.embedding(table.buffer, table.out_features, table.in_features)
 
     def rms_norm(self, x: int, weight: Buffer, eps: float) -> int:
-        """x / sqrt(mean(x^2) + eps) * weight."""
+        """Row by row, x / sqrt(mean(x^2) + eps) * weight."""
         return self._native.norm(x, -1, weight, eps)[0]
 
     def add_rms_norm(self, x: int, residual: int, weight: Buffer, eps: float) -> tuple[int, int]:
@@ -294,7 +300,7 @@ class Program:
         return self._native.norm(x, residual, weight, eps)
 
     def linear(self, x: int, weight: PackedWeight, bias: Buffer | None = None) -> int:
-        """x @ weight.T + bias, of the program's dtype."""
+        """Row by row, x @ weight.T + bias, of the program's dtype."""
         return self._native.linear(x, weight.buffer, weight.out_features, bias, False)
 
     def head(self, x: int, weight: PackedWeight, bias: Buffer | None = None) -> int:
@@ -360,9 +366,7 @@ class Program:
         logit_rows: npt.NDArray[np.int64],
     ) -> None:
         """One step. Arrays as in pagedcli's ForwardBatch, C-contiguous; checked against each other."""
-        self._native.run(
-            token_ids, positions, slot_mapping, query_start, seq_lens, block_table, logit_rows
-        )
+        self._native.run(token_ids, positions, slot_mapping, query_start, seq_lens, block_table, logit_rows)
 
     def time_calls(self, *step: npt.NDArray[Any]) -> list[tuple[str, float]]:
         """As `run`, call by call: the kernel and the seconds of each, for measurements."""

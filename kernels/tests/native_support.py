@@ -24,7 +24,7 @@ GUARD = 64
 """Bytes before and after every guarded array."""
 
 isas = pytest.mark.parametrize("isa", ALL_ISAS)
-dtypes = pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 
 _C_TYPES: dict[str, Any] = {
     "int64_t": ctypes.c_int64,
@@ -38,14 +38,14 @@ _C_TYPES: dict[str, Any] = {
 @cache
 def struct(name: str) -> type[ctypes.Structure]:
     """A parameter struct by its name in kernels.h."""
-    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
-    body = re.search(rf"typedef struct {name} \{{(.*?)\}}", text, flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    body = re.search(rf"typedef struct {name} \{{(.*?)\}}", text, flags=re.DOTALL)
     assert body is not None, name
     fields: list[tuple[str, Any]] = []
     for line in body[1].split(";"):
         if not line.strip():
             continue
-        kind, names = re.fullmatch(r"(?:const )?(\w+) (.*)", line.strip(), flags=re.S).groups()  # type: ignore[union-attr]
+        kind, names = re.fullmatch(r"(?:const )?(\w+) (.*)", line.strip(), flags=re.DOTALL).groups()  # type: ignore[union-attr]
         for part in names.split(","):
             pointer = "*" in part
             fields.append((part.strip(" *\n"), ctypes.c_void_p if pointer else _C_TYPES[kind]))

@@ -115,7 +115,13 @@ def check(case: Case, got: Array) -> None:
     # Weights sum to 1 and values stay below 6; in bfloat16 they may be rounded before the second product.
     rounding = 6.0 if case.dtype == "float32" else 6.0 * 2**16
     head_dim = case.heads[2]
-    assert_close(got, case.expected(), case.dtype, rounding, steps=4.0 + (head_dim / 2 if case.dtype == "float32" else 0))
+    assert_close(
+        got,
+        case.expected(),
+        case.dtype,
+        rounding,
+        steps=4.0 + (head_dim / 2 if case.dtype == "float32" else 0),
+    )
 
 
 @isas
@@ -166,7 +172,9 @@ def test_large_scores_do_not_overflow(isa: str, dtype: str) -> None:
     got = case.run(isa)
     assert np.isfinite(got).all()
     # So large, that each row takes the value of its best key, where no other comes near.
-    scores = np.einsum("qhd,kd->qhk", case.q.astype(np.float64), case.keys[:, 0].astype(np.float64)) * case.scale
+    scores = (
+        np.einsum("qhd,kd->qhk", case.q.astype(np.float64), case.keys[:, 0].astype(np.float64)) * case.scale
+    )
     scores = np.where(np.arange(300) > np.arange(300)[:, None, None], -np.inf, scores)
     ranked = np.sort(scores, -1)
     clear = np.isneginf(ranked[..., -2]) | (ranked[..., -1] - ranked[..., -2] > 90.0)

@@ -120,7 +120,11 @@ def test_silu_of_extreme_gates(isa: str, dtype: str, value: float) -> None:
 @dtypes
 def test_add_and_select(isa: str, dtype: str) -> None:
     x, other = random((7, 37), dtype, 1), random((7, 37), dtype, 2)
-    first, second, out = Guarded(7, 37, dtype, 40).write(x), Guarded(7, 37, dtype, 41).write(other), Guarded(7, 37, dtype, 42)
+    first, second, out = (
+        Guarded(7, 37, dtype, 40).write(x),
+        Guarded(7, 37, dtype, 41).write(other),
+        Guarded(7, 37, dtype, 42),
+    )
     call(
         isa, "add", "PagedAdd", x=first, residual=second, out=out, rows=7, features=37, x_stride=40,
         residual_stride=41, out_stride=42, dtype=dtype_code(dtype),
@@ -146,7 +150,9 @@ def head_normed(heads: Array, weight: Array, eps: float) -> Array:
 
 @isas
 @dtypes
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 64), (4, 4, 6), (14, 2, 80), (1, 1, 2)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 64), (4, 4, 6), (14, 2, 80), (1, 1, 2)]
+)
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("normed", [False, True])
 def test_rope_and_cache_write(
@@ -178,7 +184,9 @@ def test_rope_and_cache_write(
     bound = [np.abs(part).max() * 2 for part in parts]
     assert_close(q.read(), rotated(parts[0], c, s).reshape(rows, -1), dtype, bound[0], steps=20)
     head = np.arange(num_kv_heads)
-    written = ((slots // block_size * num_kv_heads)[:, None] + head) * block_size + (slots % block_size)[:, None]
+    written = ((slots // block_size * num_kv_heads)[:, None] + head) * block_size + (slots % block_size)[
+        :, None
+    ]
     assert_close(key.read()[written], rotated(parts[1], c, s), dtype, bound[1], steps=20)
     np.testing.assert_array_equal(value.read()[written], wide[:, num_heads + num_kv_heads :])
     untouched = np.setdiff1d(np.arange(cells), written)

@@ -23,7 +23,16 @@ from native_support import (
 )
 from paged_kernels.native import ITEM_BYTES, NativeError, packed_bytes
 
-SHAPES = [(1, 1, 1), (3, 5, 7), (1, 64, 96), (2, 31, 33), (5, 33, 15), (17, 100, 50), (33, 96, 160), (70, 130, 18)]
+SHAPES = [
+    (1, 1, 1),
+    (3, 5, 7),
+    (1, 64, 96),
+    (2, 31, 33),
+    (5, 33, 15),
+    (17, 100, 50),
+    (33, 96, 160),
+    (70, 130, 18),
+]
 
 
 def linear(

@@ -54,7 +54,9 @@ class TinyModel:
         positions = np.concatenate([np.arange(start, end) for _, start, end in chunks])
         sequence = np.repeat([s for s, _, _ in chunks], [end - start for _, start, end in chunks])
         starts = np.concatenate([[0], np.cumsum([end - start for _, start, end in chunks])])
-        table = np.array([[s * blocks + (b * 7 + s) % blocks for b in range(blocks)] for s, _, _ in chunks], np.int32)
+        table = np.array(
+            [[s * blocks + (b * 7 + s) % blocks for b in range(blocks)] for s, _, _ in chunks], np.int32
+        )
         place = np.searchsorted(starts, np.arange(len(positions)), side="right") - 1
         slots = table[place, positions // self.block_size] * self.block_size + positions % self.block_size
         self.program.run(
@@ -162,7 +164,7 @@ def test_recordings_that_do_not_fit_are_refused() -> None:
 
 
 def test_an_unknown_variant_is_refused_with_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NativeError, match="instruction set is 'mmx': this machine and build run .*portable"):
+    with pytest.raises(NativeError, match=r"instruction set is 'mmx': this machine and build run .*portable"):
         Runtime(1, isa="mmx")
     monkeypatch.setenv("PAGED_CPU_ISA", "sse9")
     with pytest.raises(NativeError, match="PAGED_CPU_ISA is 'sse9'"):
@@ -217,6 +219,9 @@ def test_the_module_imports_neither_torch_nor_the_engine() -> None:
     )
     path = [entry for entry in sys.path if entry]
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {code}"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == "[]"

@@ -77,7 +77,15 @@ def choose(logits: Array, row: Any) -> int:
 @pytest.mark.parametrize("size", [1, 3, 17, 63, 64, 65, 257, 5000])
 @pytest.mark.parametrize(
     "filters",
-    [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 300, "top_p": 0.99}, {"top_p": 0.9999}, {"top_p": 1e-9}],
+    [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"top_k": 300, "top_p": 0.99},
+        {"top_p": 0.9999},
+        {"top_p": 1e-9},
+    ],
 )
 @pytest.mark.parametrize("scale", [0.02, 3.0])
 def test_choices_equal_the_plain_rule(isa: str, size: int, filters: dict[str, Any], scale: float) -> None:
@@ -207,7 +215,9 @@ def test_log_probabilities_ranks_and_alternatives(isa: str, size: int, num_top: 
             np.testing.assert_allclose(result.logprobs[row], want[row, token], rtol=1e-13, atol=1e-14)
             assert result.ranks[row] == order.tolist().index(token) + 1
             assert result.top_ids[row, :count].tolist() == order[:count].tolist()
-            np.testing.assert_allclose(result.top[row, :count], want[row, order[:count]], rtol=1e-13, atol=1e-14)
+            np.testing.assert_allclose(
+                result.top[row, :count], want[row, order[:count]], rtol=1e-13, atol=1e-14
+            )
 
 
 @isas

@@ -21,8 +21,11 @@ TESTS = Path(__file__).parent
 KILLED, SURVIVED = 7, 0
 NUM_WORKLOADS = 250
 
+# Finders of an editable install come before the path, and would find the package that is not edited.
 SCRIPT = """
 import importlib, sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]
 import pagedcli.core.scheduler
 assert pagedcli.core.scheduler.__file__.startswith(sys.argv[1]), "the edited copy was not imported"
 from tests.core.random_workload import Run, make_workload
