@@ -72,10 +72,12 @@ def roofline_svg(
         *_grid(axes),
         *_roofs(axes, bytes_per_s, roofs),
     ]
-    for point in points:
+    label_y = -math.inf
+    for point in sorted(points, key=lambda point: -point.flops_per_s):
         x, y = axes.x(point.flops_per_byte), axes.y(point.flops_per_s)
+        label_y = max(y + 4, label_y + 14)  # below the one above it
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{POINT}"/>')
-        parts.append(_text(x + 9, y + 4, point.label, INK))
+        parts.append(_text(x + 9, label_y, point.label, INK))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
