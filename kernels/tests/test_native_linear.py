@@ -75,7 +75,9 @@ def test_linear(isa: str, dtype: str, rows: int, depth: int, outputs: int, with_
 @dtypes
 @pytest.mark.parametrize("outputs", [15, 96])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_residual_is_added_before_the_only_rounding(isa: str, dtype: str, outputs: int, in_place: bool) -> None:
+def test_a_residual_is_added_before_the_only_rounding(
+    isa: str, dtype: str, outputs: int, in_place: bool
+) -> None:
     x, weight = random((37, 50), dtype, 1), random((outputs, 50), dtype, 2)
     added, bias = random((37, outputs), dtype, 3), random((outputs,), "float32", 4)
     want, terms = sums(x, weight, bias)

@@ -33,7 +33,9 @@ def measure_limits(threads: int) -> dict[str, float]:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "machine")
-        subprocess.run([compiler, "-O3", "-march=native", "-pthread", str(MACHINE), "-o", program], check=True)
+        subprocess.run(
+            [compiler, "-O3", "-march=native", "-pthread", str(MACHINE), "-o", program], check=True
+        )
         done = subprocess.run([program, str(threads)], check=True, capture_output=True, text=True)
     limits: dict[str, float] = json.loads(done.stdout)
     return limits
@@ -70,7 +72,9 @@ def flops_limit(limits: dict[str, float], isa: str, dtype: str) -> float:
     return max((limits.get(name, 0.0) for name in names), default=0.0)
 
 
-def measure(program: Program, shape: Shape, dtype: str, step: Step, limits: dict[str, float], seconds: float) -> dict[str, Any]:
+def measure(
+    program: Program, shape: Shape, dtype: str, step: Step, limits: dict[str, float], seconds: float
+) -> dict[str, Any]:
     """One row of the table."""
     arrays = step.arrays(shape.vocab_size)
     took = best_seconds(lambda: program.run(*arrays), seconds)
@@ -119,7 +123,9 @@ def main() -> None:
     for row in rows:
         show(row)
     if options.json:
-        options.json.write_text(json.dumps({"options": vars(options) | {"json": None}, "limits": limits, "rows": rows}))
+        options.json.write_text(
+            json.dumps({"options": vars(options) | {"json": None}, "limits": limits, "rows": rows})
+        )
 
 
 if __name__ == "__main__":

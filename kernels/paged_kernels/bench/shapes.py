@@ -28,6 +28,7 @@ class Shape:
 
     @property
     def heads(self) -> tuple[int, int, int]:
+        """Query heads, key-value heads, head_dim."""
         return (self.num_heads, self.num_kv_heads, self.head_dim)
 
     @property
@@ -57,6 +58,7 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
+        """Rows of the step."""
         return sum(end - start for start, end in self.rows)
 
     def flops(self, shape: Shape) -> float:
@@ -112,7 +114,7 @@ class _Random:
 
 
 def record(runtime: Runtime, shape: Shape, dtype: str, steps: Sequence[Step]) -> Program:
-    """The model as a program, with a KV pool for the largest step. Layers have the same numbers, in copies of their own."""
+    """The model as a program, with a KV pool for the largest step. Every layer has a copy of the same numbers."""
     generator, drawn = np.random.default_rng(0), dict[tuple[int, int], _Random]()
 
     def weight(rows: int, columns: int) -> PackedWeight:
@@ -127,7 +129,10 @@ def record(runtime: Runtime, shape: Shape, dtype: str, steps: Sequence[Step]) ->
     ones = runtime.upload(np.ones(shape.hidden, np.float32))
     longest = max(end for step in steps for _, end in step.rows)
     angles = np.outer(np.arange(longest), 10000.0 ** -np.linspace(0, 1, shape.head_dim // 2, endpoint=False))
-    turns = (runtime.upload(np.cos(angles).astype(np.float32)), runtime.upload(np.sin(angles).astype(np.float32)))
+    turns = (
+        runtime.upload(np.cos(angles).astype(np.float32)),
+        runtime.upload(np.sin(angles).astype(np.float32)),
+    )
     size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     table = weight(shape.vocab_size, shape.hidden)
     x, residual = program.embedding(table), None
@@ -144,6 +149,7 @@ def record(runtime: Runtime, shape: Shape, dtype: str, steps: Sequence[Step]) ->
         )
         inner = program.gated(program.linear(h, weight(2 * shape.inner, shape.hidden)), "silu")
         x = program.linear(inner, weight(shape.hidden, shape.inner))
+    assert residual is not None, "a model has at least one layer"
     h, _ = program.add_rms_norm(program.logit_rows(x), program.logit_rows(residual), ones, 1e-5)
     program.finish(program.head(h, table))
     return program

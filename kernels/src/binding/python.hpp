@@ -182,6 +182,23 @@ PyCFunction fast() {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&method<F>));
 }
 
+// For functions that return null on success because the GIL is still released then.
+template <PyObject* (*F)(PyObject*, PyObject* const*, Py_ssize_t)>
+PyObject* then_none(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    F(self, values, count);
+    return Py_NewRef(Py_None);
+}
+
+template <class F>
+void* slot(F* function) {
+    return reinterpret_cast<void*>(function);
+}
+
+inline PyTypeObject* make_type(const char* name, int size, PyType_Slot* slots) {
+    PyType_Spec spec{name, size, 0, Py_TPFLAGS_DEFAULT, slots};
+    return reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)));
+}
+
 inline PyObject* none() { return Py_NewRef(Py_None); }
 
 }  // namespace paged::binding
