@@ -96,7 +96,8 @@ def test_display_fits_and_says_everything_without_colour(view, width):
         assert "3 preemptions" in text
 
 
-def test_display_uses_colour_where_it_may(view):
+def test_display_uses_colour_where_it_may(view, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[32m" in draw(view, 80, color_system="standard")
 
 

@@ -201,7 +201,7 @@ def test_a_request_that_fails_keeps_what_it_reached() -> None:
         (RequestSpec([-1]), "invalid_value"),
         (RequestSpec([1.5]), "invalid_value"),  # type: ignore[list-item]
         (RequestSpec(5), "invalid_value"),  # type: ignore[arg-type]
-        (RequestSpec(b"ab"[:0]), "empty_prompt"),
+        (RequestSpec(b"ab"), "invalid_value"),
         (RequestSpec("\udc00"), "invalid_value"),
         (RequestSpec("a", params=SamplingParams(stop_token_ids=(VOCAB_SIZE,))), "invalid_value"),
         (RequestSpec(messages=[{"role": "user", "content": "a"}] * 2), "chat_template"),
