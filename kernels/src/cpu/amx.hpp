@@ -54,6 +54,8 @@ private:
             config.rows[i] = static_cast<uint8_t>(all[i]);
             config.column_bytes[i] = 64;
         }
+        // gcc 12 takes the intrinsic to read nothing and may drop the stores before it.
+        __asm__ volatile("" : : "r"(&config) : "memory");
         _tile_loadconfig(&config);
         rows_ = rows;
     }
