@@ -224,7 +224,7 @@ def main(
     prompt_tokens: Annotated[tuple[int, int], typer.Option(help="Least and most prompt tokens.")] = (32, 256),
     output_tokens: Annotated[tuple[int, int], typer.Option(help="Least and most output tokens.")] = (16, 256),
     page_size: Annotated[int, typer.Option(help="Tokens in a page.")] = 16,
-    num_pages: Annotated[int, typer.Option(help="Pages of every mode's pool.")] = 1024,
+    num_pages: Annotated[int, typer.Option(help="Pages of every mode's pool.")] = 512,
     max_model_len: Annotated[
         int, typer.Option(help="The longest sequence: what contiguous reserves.")
     ] = 2048,

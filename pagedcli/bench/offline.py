@@ -29,7 +29,7 @@ class StepSample:
         running: Requests that hold a slot.
         stored_tokens: Tokens whose KV they hold.
         allocated_tokens: Token slots allocated to them.
-        free_tokens: Token slots that nobody holds.
+        free_tokens: Token slots that nobody holds or was promised.
         hole_tokens: Token slots that the largest single request could get.
     """
 
@@ -132,7 +132,7 @@ def _sample(scheduler: Scheduler) -> StepSample:
         running=stats.running,
         stored_tokens=stats.stored_tokens,
         allocated_tokens=stats.allocated_tokens,
-        free_tokens=(stats.blocks.free + stats.blocks.cached) * size,
+        free_tokens=(stats.blocks.free + stats.blocks.cached - stats.blocks.reserved) * size,
         hole_tokens=scheduler.kv.largest_hole() * size,
     )
 
