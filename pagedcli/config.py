@@ -110,6 +110,11 @@ class SchedulerConfig:
     max_preemptions: int = setting(
         3, "Preemptions of one request, after which it runs only with all its pages reserved.", "preemptions"
     )
+    max_itl_ms: float | None = setting(
+        None,
+        "Longest time wanted between two tokens of a running request: prefill chunks follow it; none: no limit.",
+        "milliseconds",
+    )
     depth: int | None = setting(
         None, "Steps in flight: 1 synchronous, 2 schedules a step while the device runs another.", "steps"
     )
@@ -126,6 +131,10 @@ class SchedulerConfig:
         for name, most in (("max_num_seqs", MAX_NUM_SEQS), ("max_num_batched_tokens", MAX_BATCHED_TOKENS)):
             value = getattr(self, name)
             _require(value <= most, f"scheduler.{name} is {value}: it can be at most {most}")
+        _require(
+            self.max_itl_ms is None or self.max_itl_ms > 0,
+            f"scheduler.max_itl_ms is {self.max_itl_ms}: it must be positive",
+        )
         _require(
             self.depth is None or 1 <= self.depth <= 8, f"scheduler.depth is {self.depth}: choose 1 to 8"
         )
@@ -160,6 +169,25 @@ class DeviceConfig:
             self.gpu_memory_utilization is None or 0.0 < self.gpu_memory_utilization <= 1.0,
             f"device.gpu_memory_utilization is {self.gpu_memory_utilization}: choose a fraction above 0, at most 1",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Section `[serve]`: the server round the engine. Only `paged serve` reads it."""
+
+    max_queue: int = setting(1024, "Requests that may wait to run; one more is refused with 429.", "requests")
+    max_queued_tokens: int = setting(
+        1 << 20, "Prompt tokens of all that wait; more is refused with 429.", "tokens"
+    )
+    drain_s: float = setting(
+        30.0, "Time that a stopping server gives to what is running before it aborts it.", "seconds"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_queue", "max_queued_tokens"):
+            value = getattr(self, name)
+            _require(value >= 1, f"serve.{name} is {value}: it must be at least 1")
+        _require(self.drain_s >= 0, f"serve.drain_s is {self.drain_s}: it must not be negative")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class RequestError(PagedError):
         code: Short stable word for programs, such as `prompt_too_long` or `invalid_value`.
         status: HTTP status that a server answers with (400, 413, 429, 503 ...).
         field: Name of the offending request field, if one is to blame.
+        retry_after_s: When the same request may be served, for those that are refused for now (429, 503).
     """
 
     exit_code = 2
@@ -50,11 +51,13 @@ class RequestError(PagedError):
         code: str = "invalid_request",
         status: int = 400,
         field: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
         self.field = field
+        self.retry_after_s = retry_after_s
 
 
 class EngineDead(PagedError):

@@ -16,6 +16,7 @@ from pagedcli.config import SchedulerConfig
 from pagedcli.core.kv_manager import PagedKV
 from pagedcli.core.plan import NO_TOKEN, PlanEntry, StepPlan, StepResult, TokenLogprob
 from pagedcli.core.scheduler import Scheduler
+from pagedcli.engine.admission import QueueLimits
 from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.engine.executor import ExecutorInfo, StepHandle
 from pagedcli.errors import RequestError
@@ -288,6 +289,7 @@ def fake_engine(
     add_bos: bool = False,
     caching: bool = True,
     clock: Callable[[], float] = time.monotonic,
+    limits: QueueLimits | None = None,
     **settings: Any,
 ) -> EngineThread:
     """A running engine over the fakes; `settings` are fields of `SchedulerConfig`. Close it."""
@@ -300,4 +302,5 @@ def fake_engine(
         watermark=0.01,
     )
     tokenizer = ByteTokenizer(add_bos=add_bos)
-    return EngineThread(scheduler, executor, tokenizer, EngineSettings(seed, depth), clock=clock).start()
+    engine_settings = EngineSettings(seed, depth, limits=limits or QueueLimits())
+    return EngineThread(scheduler, executor, tokenizer, engine_settings, clock=clock).start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +29,7 @@ from pagedcli.api.settings import config_from_settings
 from pagedcli.config import EngineConfig
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.engine.client import EngineThread
+from pagedcli.engine.handover import DeltaStream, Handover
 from pagedcli.engine.outputs import Delta, EngineStats, RequestOutput
 from pagedcli.engine.prompt import RequestSpec
 from pagedcli.errors import RequestError
@@ -73,6 +74,7 @@ class AsyncLLM:
 
     def _attach(self, engine: Engine) -> None:
         self._engine = engine
+        self._handovers: list[Handover] = []
         self._finalizer = weakref.finalize(self, engine.close)
 
     @property
@@ -133,7 +135,7 @@ class AsyncLLM:
         return [outputs[index] for index in range(len(specs))]
 
     async def _each(self, specs: list[RequestSpec]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        async with _Requests(self._client) as requests:
+        async with _Requests(self._client, self._handover()) as requests:
             for index, spec in enumerate(specs):
                 try:
                     await requests.add(index, spec)
@@ -162,13 +164,38 @@ class AsyncLLM:
             params=checked_params(params),
             template_args=template_args or {},
         )
-        async with _Requests(self._client) as requests:
+        async with _Requests(self._client, self._handover()) as requests:
             await requests.add(0, spec)
             while requests.num_open:
                 _, delta = await requests.next()
                 if delta.output is not None and delta.output.error is not None:
                     raise delta.output.error
                 yield delta
+
+    async def submit(self, spec: RequestSpec) -> DeltaStream:
+        """Hand over a request; its deltas come in lists, everything that one step of the engine brought at once.
+
+        Use the stream as a context: leaving it aborts what is unfinished.
+
+        Raises:
+            RequestError: The request is refused.
+            EngineDead: The engine is closed or has failed.
+        """
+        stream = DeltaStream(self._client, self._handover())
+        await stream.start(spec)
+        return stream
+
+    def _handover(self) -> Handover:
+        """The way to the running event loop."""
+        for known in [known for known in self._handovers if known.is_closed]:
+            known.close()
+            self._handovers.remove(known)
+        loop = asyncio.get_running_loop()
+        for known in self._handovers:
+            if known.loop is loop:
+                return known
+        self._handovers.append(Handover(self._client))
+        return self._handovers[-1]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as `generate` would see it."""
@@ -197,9 +224,9 @@ class AsyncLLM:
 class _Requests:
     """The requests of one task; whatever is open when the context is left is aborted."""
 
-    def __init__(self, client: EngineThread) -> None:
+    def __init__(self, client: EngineThread, handover: Handover) -> None:
         self._client = client
-        self._loop = asyncio.get_running_loop()
+        self._handover = handover
         self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._open: dict[int, str] = {}
 
@@ -210,25 +237,14 @@ class _Requests:
 
     async def add(self, index: int, spec: RequestSpec) -> None:
         """Hand a request to the engine; the tokenizer runs on a worker thread."""
-        adding = asyncio.ensure_future(asyncio.to_thread(self._client.add, spec, self._sink(index)))
+        sink = self._handover.sink(lambda delta: self._deltas.put_nowait((index, delta)))
+        adding = asyncio.ensure_future(asyncio.to_thread(self._client.add, spec, sink))
         try:
             self._open[index] = await asyncio.shield(adding)
         except asyncio.CancelledError:
             # The worker thread cannot be stopped: abort what it is about to add.
             adding.add_done_callback(self._abort_added)
             raise
-
-    def _sink(self, index: int) -> Callable[[Delta], None]:
-        def put(delta: Delta) -> None:
-            try:
-                self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
-            except RuntimeError:
-                if not self._loop.is_closed():
-                    raise
-                # The loop was closed with the request unfinished: nobody is left to hear of it.
-                self._client.abort(delta.request_id)
-
-        return put
 
     def _abort_added(self, adding: asyncio.Future[str]) -> None:
         if not adding.cancelled() and adding.exception() is None:

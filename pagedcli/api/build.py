@@ -31,6 +31,7 @@ from pagedcli.checkpoint.sources import open_checkpoint, resolve_model
 from pagedcli.config import EngineConfig
 from pagedcli.core.allocation import make_kv
 from pagedcli.core.scheduler import Scheduler
+from pagedcli.engine.admission import QueueLimits
 from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.engine.executor import Executor
 from pagedcli.errors import ConfigError
@@ -96,12 +97,15 @@ class Engine:
         self.close()
 
 
-def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, *, progress: Progress | None = None, limits: QueueLimits | None = None
+) -> Engine:
     """Find, read and start a model.
 
     Args:
         config: Settings; what is "auto" is resolved here.
         progress: Told of downloads.
+        limits: What may wait to run; None: as much as comes.
 
     Raises:
         ConfigError: A setting cannot be met.
@@ -135,7 +139,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> E
         model_limit=spec.max_position,
         watermark=config.cache.watermark,
     )
-    settings = EngineSettings(resolved.seed, resolved.depth, chat_template)
+    settings = EngineSettings(resolved.seed, resolved.depth, chat_template, limits or QueueLimits())
     client = EngineThread(scheduler, executor, tokenizer, settings).start()
     generation = checkpoint.generation_config
     return Engine(config, resolved, tokenizer, client, generation, tuple(phases.seconds))

@@ -17,7 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pagedcli.core.blocked import Blocked
@@ -25,6 +25,7 @@ from pagedcli.core.limits import refuse_if_too_long
 from pagedcli.core.request import Request
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.core.snapshot import Snapshot
+from pagedcli.engine.admission import QueueLimits, WaitingRoom
 from pagedcli.engine.core import EngineCore
 from pagedcli.engine.executor import Executor
 from pagedcli.engine.loop import EngineLoop, Sink, Submission
@@ -46,11 +47,13 @@ class EngineSettings:
         seed: Mixed with a counter for requests that bring none.
         depth: Steps in flight.
         chat_template: Used instead of the model's own; None: the model's.
+        limits: What may wait to run; more is refused.
     """
 
     seed: int = 0
     depth: int = 1
     chat_template: str | None = None
+    limits: QueueLimits = field(default_factory=QueueLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,12 @@ class EngineThread:
         self._scheduler = scheduler
         self._board = StatsBoard(lambda: scheduler.stats, self.timing, clock)
         core = EngineCore(scheduler, timed, settings.depth, clock)
-        self._loop = EngineLoop(core, codec, self.timing, clock, self._board, self._closed)
+        self._loop = EngineLoop(core, codec, self.timing, clock, self._board, self._started, self._closed)
         self._condition = threading.Condition()
         self._inbox: deque[_Command] = deque()
         self._open_ids: set[str] = set()
+        self._waiting = WaitingRoom(settings.limits, clock)
+        self._turn_hooks: list[Callable[[], None]] = []
         self._num_seeds = 0
         self._stopping = False
         self._dead: EngineDead | None = None
@@ -117,6 +122,27 @@ class EngineThread:
         """Requests that were added and not answered yet."""
         return len(self._open_ids)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it takes no more requests because it is being closed."""
+        return self._stopping
+
+    @property
+    def is_full(self) -> bool:
+        """Whether requests are refused for now, because as many wait as may."""
+        with self._condition:
+            return self._waiting.is_full
+
+    def on_turn(self, hook: Callable[[], None]) -> None:
+        """Have `hook` called on the engine thread after each turn, when the deltas of a step have gone out."""
+        with self._condition:
+            self._turn_hooks = [*self._turn_hooks, hook]
+
+    def off_turn(self, hook: Callable[[], None]) -> None:
+        """Take back `on_turn`."""
+        with self._condition:
+            self._turn_hooks = [known for known in self._turn_hooks if known != hook]
+
     def add(self, spec: RequestSpec, sink: Sink) -> str:
         """Tokenize a request here, check it, and hand it to the engine.
 
@@ -129,7 +155,8 @@ class EngineThread:
             The request's id.
 
         Raises:
-            RequestError: What is wrong with the request alone, `prompt_too_long` included.
+            RequestError: What is wrong with the request alone, `prompt_too_long` included, or that too many wait
+                (429 `queue_full`).
             EngineDead: The engine is closed or has failed.
         """
         arrival = self._clock()
@@ -144,7 +171,7 @@ class EngineThread:
         self._require_fits(prepared)
         with self._condition:
             self._require_alive()
-            request_id = self._claim_id(spec.request_id)
+            request_id = self._claim_id(spec.request_id, len(prepared.tokens))
             seed = self._seed(prepared.params.seed)
             submission = Submission(request_id, prepared, sink, spec.stream, seed, arrival)
             self._post(lambda: self._loop.add(submission), lambda error: self._loop.refuse(submission, error))
@@ -172,7 +199,7 @@ class EngineThread:
             self._board.refused(error)
             raise
 
-    def _claim_id(self, wanted: str | None) -> str:
+    def _claim_id(self, wanted: str | None, num_tokens: int) -> str:
         request_id = uuid.uuid4().hex if wanted is None else wanted
         if request_id in self._open_ids:
             raise RequestError(
@@ -180,6 +207,11 @@ class EngineThread:
                 code="duplicate_id",
                 field="request_id",
             )
+        try:
+            self._waiting.enter(request_id, num_tokens)
+        except RequestError as error:
+            self._board.refused(error)
+            raise
         self._open_ids.add(request_id)
         return request_id
 
@@ -266,16 +298,21 @@ class EngineThread:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def _started(self, request_id: str) -> None:
+        with self._condition:
+            self._waiting.start(request_id)
+
     def _closed(self, request_id: str) -> None:
         with self._condition:
+            self._waiting.leave(request_id)
             self._open_ids.discard(request_id)
             self._condition.notify_all()
 
     def _run(self) -> None:
         try:
             while self._turn():
-                self._board.publish()
-            self._board.publish()
+                self._end_turn()
+            self._end_turn()
         except BaseException as error:  # noqa: BLE001 - whatever it is: every open request must be answered.
             self._die(error)
         finally:
@@ -313,3 +350,12 @@ class EngineThread:
         self._loop.fail_all(error)
         for command in commands:
             command.fail(error)
+        self._call_hooks()
+
+    def _end_turn(self) -> None:
+        self._board.publish()
+        self._call_hooks()
+
+    def _call_hooks(self) -> None:
+        for hook in self._turn_hooks:
+            hook()

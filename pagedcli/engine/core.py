@@ -20,6 +20,7 @@ class EngineCore:
 
     Attributes:
         flight: Plans submitted and not applied, oldest first.
+        submitted: What the last `step` submitted; None: nothing.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class EngineCore:
         self.depth = depth
         self.clock = clock
         self.flight: deque[tuple[StepPlan, StepHandle]] = deque()
+        self.submitted: StepPlan | None = None
 
     @property
     def has_work(self) -> bool:
@@ -43,7 +45,7 @@ class EngineCore:
     def step(self) -> list[TokenEvent]:
         """Submit a plan if fewer than `depth` are in flight; wait for the oldest when no other can be submitted."""
         events = self.scheduler.expire(self.clock())
-        plan = self.scheduler.schedule() if len(self.flight) < self.depth else None
+        plan = self.submitted = self.scheduler.schedule() if len(self.flight) < self.depth else None
         if plan is not None:
             self.flight.append((plan, self.executor.submit(plan)))
         if self.flight and (len(self.flight) >= self.depth or plan is None):

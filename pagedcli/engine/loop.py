@@ -65,6 +65,7 @@ class EngineLoop:
         timing: Told what the thread is doing.
         clock: Monotonic seconds.
         board: Told what was answered, and how.
+        on_started: Called with the id of each request when it runs, again after a preemption.
         on_closed: Called with the id of each request right before its last delta goes out.
     """
 
@@ -75,6 +76,7 @@ class EngineLoop:
         timing: Timing,
         clock: Callable[[], float],
         board: StatsBoard,
+        on_started: Callable[[str], None],
         on_closed: Callable[[str], None],
     ) -> None:
         self.core = core
@@ -82,6 +84,7 @@ class EngineLoop:
         self._timing = timing
         self._clock = clock
         self._board = board
+        self._on_started = on_started
         self._on_closed = on_closed
         self._next_id = 0
         self._samples: dict[int, tuple[_Open, int]] = {}
@@ -188,6 +191,7 @@ class EngineLoop:
     def turn(self) -> None:
         """Expire deadlines, schedule or await one step, deliver what came of it."""
         events = self.core.step()
+        self._note_started()
         if not events:
             return
         self._timing.mark("tokenizer")
@@ -197,6 +201,14 @@ class EngineLoop:
             if event.request_id in self._samples:
                 self._take_one(event, now)
         self._timing.mark("scheduler")
+
+    def _note_started(self) -> None:
+        plan = self.core.submitted
+        if plan is None:
+            return
+        for entry in plan.entries:
+            if entry.admission is not None and entry.request_id in self._samples:
+                self._on_started(self._samples[entry.request_id][0].stage.request_id)
 
     def _take_one(self, event: TokenEvent, now: float) -> None:
         entry, index = self._samples[event.request_id]
