@@ -175,6 +175,14 @@ class DeviceConfig:
 class ServeConfig:
     """Section `[serve]`: the server round the engine. Only `paged serve` reads it."""
 
+    host: str = setting("127.0.0.1", "Address to listen at; 0.0.0.0 or :: are all of this machine's.")
+    port: int = setting(8000, "Port to listen at; 0: one that is free.")
+    api_key_file: str | None = setting(
+        None, "File with a key a line, one of which every request must bring; none: PAGED_API_KEY, if set."
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (), "Names under which the model is served; none: as it was given, and its folder's or file's name."
+    )
     max_queue: int = setting(1024, "Requests that may wait to run; one more is refused with 429.", "requests")
     max_queued_tokens: int = setting(
         1 << 20, "Prompt tokens of all that wait; more is refused with 429.", "tokens"
@@ -182,11 +190,50 @@ class ServeConfig:
     drain_s: float = setting(
         30.0, "Time that a stopping server gives to what is running before it aborts it.", "seconds"
     )
+    keep_alive_s: float = setting(
+        5.0,
+        "A stream that has nothing to say for so long sends a comment, so that nobody hangs up.",
+        "seconds",
+    )
+    max_body_bytes: int = setting(
+        16 << 20, "Largest body of a request; a larger one is refused with 413.", "bytes"
+    )
+    max_depth: int = setting(32, "Deepest nesting of objects and lists in a body.", "levels")
+    max_n: int = setting(128, "Choices of one prompt.", "choices")
+    max_prompts: int = setting(256, "Prompts of one request.", "prompts")
+    max_messages: int = setting(4096, "Messages of one conversation.", "messages")
+    max_stop_sequences: int = setting(64, "Stop texts, stop token ids or bad words of one request.", "items")
+    max_stop_chars: int = setting(1024, "Length of a stop text or bad word.", "characters")
+    max_logit_bias: int = setting(1024, "Entries of logit_bias, or allowed token ids.", "entries")
+    cors_origins: tuple[str, ...] = setting(
+        (), 'Web pages that may ask, such as "https://example.org"; "*": all; none: none.'
+    )
+    ssl_certfile: str | None = setting(None, "Certificate chain (PEM): serve HTTPS.")
+    ssl_keyfile: str | None = setting(None, "Its private key (PEM).")
 
     def __post_init__(self) -> None:
-        for name in ("max_queue", "max_queued_tokens"):
+        for name in (
+            "max_queue",
+            "max_queued_tokens",
+            "max_body_bytes",
+            "max_depth",
+            "max_n",
+            "max_prompts",
+            "max_messages",
+            "max_stop_sequences",
+            "max_stop_chars",
+            "max_logit_bias",
+        ):
             value = getattr(self, name)
             _require(value >= 1, f"serve.{name} is {value}: it must be at least 1")
+        _require(0 <= self.port <= 65535, f"serve.port is {self.port}: choose 0 to 65535")
+        _require(self.host != "", "serve.host is empty: give an address, such as 127.0.0.1")
+        _require(self.keep_alive_s > 0, f"serve.keep_alive_s is {self.keep_alive_s:g}: it must be positive")
+        _require("" not in self.served_model_name, "serve.served_model_name has an empty name: leave it out")
+        _require(
+            self.ssl_keyfile is None or self.ssl_certfile is not None,
+            "serve.ssl_keyfile needs serve.ssl_certfile: give the certificate too",
+        )
         _require(self.drain_s >= 0, f"serve.drain_s is {self.drain_s}: it must not be negative")
 
 

@@ -15,11 +15,12 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pagedcli.config import EngineConfig
 from pagedcli.errors import ConfigError
 
+S = TypeVar("S")
 FOLDER_FILE = "paged.toml"
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
@@ -109,7 +110,21 @@ def _text(value: Any) -> str:
     return value
 
 
-_CHECKS: dict[Any, Callable[[Any], Any]] = {int: _whole_number, float: _number, bool: _switch, str: _text}
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise _MismatchError("give text in quotes, or a list of such texts")
+    return tuple(value)
+
+
+_CHECKS: dict[Any, Callable[[Any], Any]] = {
+    int: _whole_number,
+    float: _number,
+    bool: _switch,
+    str: _text,
+    tuple[str, ...]: _texts,
+}
 
 
 def _coerce(value: Any, hint: Any, unit: str) -> Any:
@@ -256,6 +271,20 @@ def _sourced(error: ConfigError, given: Mapping[str, Value]) -> ConfigError:
     message = str(error)
     sources = {value.source for key, value in given.items() if key in message}
     return ConfigError(f"{', '.join(sorted(sources))}: {message}") if sources else error
+
+
+def build_section(name: str, section: type[S], given: Mapping[str, Value]) -> S:
+    """The value of a section that the caller added, checked as the engine's own are.
+
+    Raises:
+        ConfigError: A value is of the wrong type or out of range; names where it was given.
+    """
+    try:
+        return section(**_section_values(name, section, given))
+    except ConfigError as error:
+        if any(str(error).startswith(f"{value.source}:") for value in given.values()):
+            raise
+        raise _sourced(error, given) from None
 
 
 def _build(given: Mapping[str, Value]) -> EngineConfig:

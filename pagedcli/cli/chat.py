@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from pagedcli.api.defaults import model_defaults
 from pagedcli.cli import engine_access
 from pagedcli.cli.console import Messages, discard_stdout, write_result
 from pagedcli.cli.row_fields import make_params
@@ -25,15 +26,6 @@ from pagedcli.errors import ConfigError, RequestError
 
 DONE, INTERRUPTED = 0, 130
 _HELP = "/exit or Ctrl-D ends, /clear forgets the conversation, Ctrl-C stops an answer"
-# generation_config.json names -> ours.
-_GENERATION_FIELDS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
 
 
 class Client(Protocol):
@@ -44,18 +36,6 @@ class Client(Protocol):
 
     def abort(self, request_id: str) -> bool:
         """End a request with what it has."""
-
-
-def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling fields that a model's generation_config sets."""
-    found = {
-        ours: generation_config[theirs]
-        for theirs, ours in _GENERATION_FIELDS.items()
-        if generation_config.get(theirs) is not None
-    }
-    if generation_config.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return found
 
 
 def stream_answer(client: Client, spec: RequestSpec, write: Callable[[str], None]) -> RequestOutput:

@@ -13,6 +13,7 @@ from pagedcli.config import EngineConfig
 
 if TYPE_CHECKING:
     from pagedcli.api.build import Engine
+    from pagedcli.engine.admission import QueueLimits
 
 
 def find_model(config: EngineConfig, messages: Messages) -> Path:
@@ -22,12 +23,12 @@ def find_model(config: EngineConfig, messages: Messages) -> Path:
     return resolve_model(config.model.model, progress=messages.transfer)
 
 
-def open_engine(config: EngineConfig, messages: Messages) -> Engine:
-    """Load the model and start the engine."""
+def open_engine(config: EngineConfig, messages: Messages, limits: QueueLimits | None = None) -> Engine:
+    """Load the model and start the engine; `limits`: what may wait to run."""
     with messages.phase("engine ready"), messages.waiting("loading the model"):
         from pagedcli.api.build import build_engine  # seconds, on a cold machine
 
-        engine = build_engine(config, progress=messages.transfer)
+        engine = build_engine(config, progress=messages.transfer, limits=limits)
     for name, seconds in engine.phases:
         messages.detail(f"  {name}: {seconds:.2f} s")
     for note in engine.resolved.notes:

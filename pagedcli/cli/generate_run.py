@@ -10,6 +10,7 @@ from typing import Any
 
 from pagedcli.cli.console import make_messages
 from pagedcli.cli.row_fields import make_params
+from pagedcli.config import ServeConfig
 from pagedcli.config_file import Settings, Value, load_settings
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import ConfigError, RequestError
@@ -44,7 +45,8 @@ def run_generate(
         config_file=Path(config_file) if config_file else None,
         assignments=assignments,
         flags=flags,
-        extra_sections={"sampling": SamplingParams},
+        # One paged.toml serves all commands: what is not for this one is known and left alone.
+        extra_sections={"sampling": SamplingParams, "serve": ServeConfig},
     )
     sampling = settings.extra["sampling"]
     _check_sampling(sampling, settings)

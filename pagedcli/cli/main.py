@@ -17,6 +17,7 @@ import typer
 from pagedcli.cli.doctor import doctor
 from pagedcli.cli.generate import generate
 from pagedcli.cli.help import GroupedCommand
+from pagedcli.cli.serve import serve
 from pagedcli.errors import PagedError
 
 OUR_FAULT = 1
@@ -32,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command(cls=GroupedCommand)(generate)
+app.command(cls=GroupedCommand)(serve)
 app.command(cls=GroupedCommand)(doctor)
 
 

@@ -54,6 +54,11 @@ _IDS = ("bad_token_ids", "stop_token_ids")
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "echo", "skip_special_tokens")
 
 
+def field_range(field: str) -> tuple[float, float, str]:
+    """Least and greatest value of a number (inclusive), and what the numbers mean; KeyError if it has no range."""
+    return _INT_RANGES[field] if field in _INT_RANGES else _FLOAT_RANGES[field]
+
+
 def _refuse(field: str, value: object, remedy: str) -> RequestError:
     try:
         shown = repr(value)

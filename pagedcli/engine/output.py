@@ -55,9 +55,10 @@ class SampleStage:
         self._text: list[str] = [prompt_text]
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._stop_reason: str | int | None = None
+        self.stop_reason: str | int | None = None
         self._sent_text = 0
         self._sent_tokens = 0
+        self.is_started = False
 
     @property
     def num_tokens(self) -> int:
@@ -71,7 +72,7 @@ class SampleStage:
             self._logprobs.append(_token_logprobs(logprob, self._codec, self._num_chars))
         by_token = finish is FinishReason.STOP and token in self._stop_ids
         if by_token and token in self._params.stop_token_ids:
-            self._stop_reason = token
+            self.stop_reason = token
         if not by_token or self._params.include_stop_str_in_output:
             self._take_text(self._detokenizer.push(token))
         if finish is not None:
@@ -86,7 +87,7 @@ class SampleStage:
         self._text.append(safe)
         if matched and self.finish_reason is None:
             self.finish_reason = FinishReason.STOP
-            self._stop_reason = self._matcher.matched
+            self.stop_reason = self._matcher.matched
 
     def end(self, reason: FinishReason) -> None:
         """End the sample (a stop text that matched stays the reason) and release what was held back."""
@@ -97,13 +98,13 @@ class SampleStage:
             self._text.append(self._matcher.finish())
             self.finish_reason = reason
 
-    def delta(self, request_id: str, output: RequestOutput | None) -> Delta:
-        """What is new since the last delta."""
+    def take_new(self) -> tuple[str, tuple[int, ...], tuple[TokenLogprobs, ...] | None]:
+        """Text, tokens and log-probabilities since the last call."""
         text = "".join(self._text[self._sent_text :])
         token_ids = tuple(self._token_ids[self._sent_tokens :])
         logprobs = tuple(self._logprobs[self._sent_tokens :]) if self._params.logprobs is not None else None
         self._sent_text, self._sent_tokens = len(self._text), len(self._token_ids)
-        return Delta(request_id, self.index, text, token_ids, self.finish_reason, logprobs, output)
+        return text, token_ids, logprobs
 
     def output(self) -> SampleOutput:
         """The whole sample."""
@@ -113,7 +114,7 @@ class SampleStage:
             token_ids=tuple(self._token_ids),
             finish_reason=self.finish_reason,
             logprobs=tuple(self._logprobs) if self._params.logprobs is not None else None,
-            stop_reason=self._stop_reason,
+            stop_reason=self.stop_reason,
         )
 
 
@@ -191,7 +192,25 @@ class RequestStage:
 
     def _delta(self, sample: SampleStage, now: float) -> Delta:
         output = self._output(now, None) if sample.finish_reason is not None and self.done else None
-        return sample.delta(self.request_id, output)
+        return self._make_delta(sample, output)
+
+    def _make_delta(self, sample: SampleStage, output: RequestOutput | None) -> Delta:
+        """What is new in a sample; what is to be said of the prompt comes with the first delta."""
+        is_first, sample.is_started = not sample.is_started, True
+        text, token_ids, logprobs = sample.take_new()
+        return Delta(
+            self.request_id,
+            sample.index,
+            text,
+            token_ids,
+            sample.finish_reason,
+            logprobs,
+            output,
+            sample.stop_reason,
+            self._prepared.tokens if is_first else None,
+            self._prompt_logprobs if is_first else None,
+            self._cached_tokens,
+        )
 
     def end_all(self, reason: FinishReason, now: float) -> list[Delta]:
         """End every open sample with what it has."""
@@ -205,7 +224,7 @@ class RequestStage:
     def fail(self, error: RequestError | EngineDead, now: float) -> Delta:
         """The last delta of a request that is lost; samples keep what they reached."""
         sample = next(sample for sample in self.samples if sample.finish_reason is None)
-        return sample.delta(self.request_id, self._output(now, error))
+        return self._make_delta(sample, self._output(now, error))
 
     def _output(self, now: float, error: RequestError | EngineDead | None) -> RequestOutput:
         total = now - self._arrival

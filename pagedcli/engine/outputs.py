@@ -146,6 +146,10 @@ class Delta:
         finish_reason: Given in the last delta of the sample.
         logprobs: One for each of `token_ids`, if asked for.
         output: Given in the very last delta of the request: everything, `error` included.
+        stop_reason: The stop text or stop token id that ended the sample, if one did.
+        prompt_token_ids: Tokens of the prompt, in the first delta of the sample.
+        prompt_logprobs: Theirs, if asked for, in the first delta of the sample.
+        cached_tokens: Prompt tokens whose KV was found in the pool.
     """
 
     request_id: str
@@ -155,6 +159,10 @@ class Delta:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     output: RequestOutput | None = None
+    stop_reason: str | int | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +173,13 @@ class GapSeconds:
         scheduler: The engine thread was choosing the next step or applying the last one.
         tokenizer: Text work: detokenizing on the engine thread, or every caller still tokenizing a prompt.
         no_work: There was no request.
+        http: Requests were being read and checked by a server, and there was no other.
     """
 
     scheduler: float = 0.0
     tokenizer: float = 0.0
     no_work: float = 0.0
+    http: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

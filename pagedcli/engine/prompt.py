@@ -61,6 +61,9 @@ class RequestSpec:
         request_id: The caller's name for it, not that of an unfinished request; None: one is drawn.
         template_args: Further variables for the chat template.
         stream: Deliver a delta for each token; False: only the very last one, with the output.
+        add_special_tokens: Put the start token (and others) round a text; None: for a prompt, not for messages,
+            whose template writes it itself.
+        truncate_prompt_tokens: Keep only so many tokens, the last ones; None: all.
     """
 
     prompt: str | Sequence[int] | None = None
@@ -69,6 +72,8 @@ class RequestSpec:
     request_id: str | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = True
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ def prepare(
             vocabulary.
     """
     text, tokens = _tokens(spec, codec, chat_template)
+    if spec.truncate_prompt_tokens is not None and len(tokens) > spec.truncate_prompt_tokens:
+        text, tokens = None, tokens[-spec.truncate_prompt_tokens :]
     if not tokens:
         raise RequestError(
             "the prompt is empty: give at least one token", code="empty_prompt", field="prompt"
@@ -131,9 +138,11 @@ def _tokens(
         _check_template_args(spec.template_args)
         text = codec.apply_chat_template(spec.messages, template=chat_template, **spec.template_args)
         # The template writes the start token itself where the model wants one.
-        return text, tuple(codec.encode(text, add_special_tokens=False))
+        return text, tuple(codec.encode(text, add_special_tokens=spec.add_special_tokens is True))
     if isinstance(spec.prompt, str):
-        return spec.prompt, tuple(codec.encode(spec.prompt))
+        return spec.prompt, tuple(
+            codec.encode(spec.prompt, add_special_tokens=spec.add_special_tokens is not False)
+        )
     assert spec.prompt is not None
     return None, _checked_ids(spec.prompt)
 

@@ -1,0 +1,114 @@
+"""Bodies of requests: bytes within a limit, then JSON without its loopholes, then an object.
+
+May import starlette's types and `errors`. What RFC 8259 leaves to the reader is refused: numbers that are none (NaN,
+Infinity), a name given twice, more nesting than anything here needs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.types import Receive, Scope
+
+from pagedcli.errors import RequestError
+
+PARSE_ASIDE_BYTES = 1 << 16
+"""Bodies from this size on are parsed on a worker thread, so that no other request waits for them."""
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """All bytes of a request.
+
+    Raises:
+        RequestError: 413, before anything is read if the length was announced, else as soon as it is passed.
+        ClientGoneError: The connection was closed first.
+    """
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    if announced.isdigit() and int(announced[:20]) > limit:
+        raise _too_large(limit)
+    pieces, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(
+        f"the body is larger than {limit:,} bytes: shorten it, or start the server with --set serve.max_body_bytes=N",
+        code="body_too_large",
+        status=413,
+    )
+
+
+def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        RequestError: It is no JSON object in UTF-8, or nested too deeply.
+    """
+    value = _parse(_text(body))
+    if not isinstance(value, dict):
+        raise _invalid('the body is not a JSON object: send {"model": ...}')
+    _check_depth(value, max_depth)
+    return value
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _invalid(f"the body is not UTF-8 at byte {error.start + 1}") from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_pairs)
+    except json.JSONDecodeError as error:
+        raise _invalid(f"the body is not JSON: {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise _invalid("the body is nested too deeply") from None
+    except ValueError as error:
+        # The hooks' own words, or Python's about a number of more digits than it reads.
+        words = "a number has too many digits" if "integer string conversion" in str(error) else error
+        raise _invalid(f"the body is not JSON that can be read: {words}") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{twice[:40]!r} is given twice")
+    return result
+
+
+def _check_depth(value: Any, max_depth: int) -> None:
+    """Level by level, so that no nesting can be too deep for the check itself."""
+    level = [value]
+    for _ in range(max_depth):
+        inside = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [item for items in inside for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise _invalid(f"the body is nested more than {max_depth} deep")
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError(message, code="invalid_json")
