@@ -86,7 +86,12 @@ def bar(part: float, width: int, style: str) -> Text:
 
 def idle_causes(gaps: GapSeconds) -> str:
     """Shares of the causes for which the executor idled, the largest first; "" if it never did."""
-    causes = {"scheduler": gaps.scheduler, "tokenizer": gaps.tokenizer, "no work": gaps.no_work}
+    causes = {
+        "scheduler": gaps.scheduler,
+        "tokenizer": gaps.tokenizer,
+        "no work": gaps.no_work,
+        "http": gaps.http,
+    }
     total = sum(causes.values())
     if total <= 0:
         return ""

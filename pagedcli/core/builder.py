@@ -33,6 +33,11 @@ class PlanBuilder:
         self._entries: list[PlanEntry] = []
         self._copies: list[tuple[int, int]] = []
 
+    @property
+    def num_entries(self) -> int:
+        """Requests that are served so far."""
+        return len(self._entries)
+
     def copy(self, copies: Copies) -> None:
         """Have blocks copied before the entries are computed."""
         self._copies.extend(copies)

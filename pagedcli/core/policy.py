@@ -24,6 +24,12 @@ JOIN_WINDOW = 32
 PREFIX_WINDOW = 64
 """Waiting requests whose cached prefix is looked up in a step by the longest-prefix policy."""
 
+MIN_CHUNK = 16
+"""Prompt tokens that a step may compute beside decodes, whatever the pace wanted."""
+
+PACE_MARGIN = 0.9
+"""Part of the longest time between two tokens that a step is planned to take."""
+
 FIRST_RANK = -(1 << 62)
 """Rank of a request that was passed over as often as allowed: before all others, and the last to be a victim."""
 
@@ -125,6 +131,15 @@ def split_budget(budget: int, needs: Sequence[int]) -> list[int]:
         left -= extra
         shares.append(min(need, level) + extra)
     return shares
+
+
+def prompt_budget(wanted_s: float, decodes_s: float, token_s: float) -> int:
+    """Prompt tokens of a step that is to take `wanted_s` at most, its decodes included.
+
+    Some of the time is left for what cannot be foreseen. Never less than `MIN_CHUNK`: prompts that are never computed
+    would wait forever (P5), so where the decodes alone take too long, requests are late and not lost.
+    """
+    return max(MIN_CHUNK, int((wanted_s * PACE_MARGIN - decodes_s) / token_s))
 
 
 def may_join(need: int, room: int, prefills: Sequence[int], *, is_first: bool) -> bool:

@@ -66,6 +66,9 @@ class Request:
         num_cached: Prompt tokens served from shared blocks when it was first admitted.
         first_scheduled: Time at which it was first admitted (NaN before).
         prompt_logprobs: Collected prompt log-probabilities; None when they were delivered.
+        token_time: Time at which its last token came (NaN before the first; kept only if a pace is wanted).
+        token_step: Step that sampled it.
+        token_epoch: Epoch in which it was sampled.
         prompt_epoch: Epoch from which prompt log-probabilities are collected.
         finish: Why it ended, None while it lives.
     """
@@ -101,6 +104,9 @@ class Request:
     num_cached: int = 0
     first_scheduled: float = math.nan
     prompt_logprobs: list[TokenLogprob] | None = None
+    token_time: float = math.nan
+    token_step: int = 0
+    token_epoch: int = 0
     prompt_epoch: int = 0
     finish: FinishReason | None = None
 

@@ -25,6 +25,7 @@ from pagedcli.core.blocked import Blocked, BlockedKind
 from pagedcli.core.builder import PlanBuilder
 from pagedcli.core.kv_manager import KVManager
 from pagedcli.core.limits import set_limits
+from pagedcli.core.pacing import Pacer
 from pagedcli.core.plan import PlanEntry, StepPlan, StepResult, TokenEvent, TokenLogprob
 from pagedcli.core.request import FinishReason, Request
 from pagedcli.core.roster import Roster
@@ -59,8 +60,11 @@ class Scheduler:
         self.model_limit = model_limit
         self._policy = policy.POLICIES[config.policy]
         self._static = config.batching == "static"
+        self._pacer = Pacer(config.max_itl_ms / 1000) if config.max_itl_ms is not None else None
         self._roster = Roster(kv, self._policy, config.max_num_seqs, hold_ended=self._static)
         self._counters = self._roster.counters
+        if self._pacer is not None:
+            self._counters.itl_misses = self._pacer.misses
         self._watermark = math.ceil(watermark * kv.num_blocks)
         self._batch_open = True
         self._budget_left = config.max_num_batched_tokens
@@ -124,9 +128,11 @@ class Scheduler:
             self._batch_open = True
         plan = PlanBuilder(self._step + 1, self.config.max_num_batched_tokens, self.kv, self._counters)
         self._serve_decodes(plan, kept=plan.budget // 2)
+        held = self._hold_back(plan)
         self._admit_short_prompts(plan)
         self._serve_prefills(plan)
         self._admit_in_order(plan)
+        plan.budget += held
         self._serve_decodes(plan)
         return self._close(plan)
 
@@ -158,6 +164,14 @@ class Scheduler:
             if victim is request:
                 return False
         return True
+
+    def _hold_back(self, plan: PlanBuilder) -> int:
+        """Take from the budget what prompts may not use, so that the decodes of this step keep their pace."""
+        if self._pacer is None or plan.num_entries == 0:
+            return 0
+        held = max(0, plan.budget - self._pacer.prompt_budget(plan.num_entries))
+        plan.budget -= held
+        return held
 
     def _admit_short_prompts(self, plan: PlanBuilder) -> None:
         """Where prefills would take the whole budget, shorter prompts may have up to half of it (C2)."""
@@ -271,6 +285,8 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Take in what came of a plan, in the order in which plans were made."""
         self._now = now
+        if self._pacer is not None:
+            self._pacer.step_done(plan, result.seconds)
         events = []
         errors = result.errors or (None,) * len(plan.entries)
         rows = zip(plan.entries, result.tokens, result.logprobs, result.prompt_logprobs, errors, strict=True)
@@ -286,6 +302,8 @@ class Scheduler:
             else:
                 if request.prompt_logprobs is not None and entry.epoch == request.prompt_epoch:
                     request.prompt_logprobs.extend(prompt_logprobs)
+                if entry.samples and self._pacer is not None:
+                    self._pacer.token_came(request, entry, plan, result.seconds, now)
                 if entry.samples:
                     events.append(self._take_token(request, entry, token, logprob))
                 elif entry.start + entry.n == request.max_len:

@@ -33,6 +33,7 @@ class Counters:
         preemptions: Requests that lost their blocks.
         copied_blocks: Blocks copied for forks.
         max_decode_gap: Most steps between two tokens issued for a running decode (1: one in every step).
+        itl_misses: Tokens that came later than wanted after the one before, by cause (`pacing.MissCause`).
     """
 
     steps: int = 0
@@ -50,11 +51,12 @@ class Counters:
     preemptions: int = 0
     copied_blocks: int = 0
     max_decode_gap: int = 0
+    itl_misses: dict[str, int] = field(default_factory=dict)
 
     def copy(self) -> Counters:
         """A value that does not change any more."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return Counters(**{**values, "finished": dict(self.finished)})
+        return Counters(**{**values, "finished": dict(self.finished), "itl_misses": dict(self.itl_misses)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from pagedcli.core.snapshot import Snapshot
 from pagedcli.engine.admission import QueueLimits, WaitingRoom
 from pagedcli.engine.core import EngineCore
 from pagedcli.engine.executor import Executor
+from pagedcli.engine.latency import HistogramValue
 from pagedcli.engine.loop import EngineLoop, Sink, Submission
 from pagedcli.engine.outputs import EngineStats
 from pagedcli.engine.prompt import SEED_MASK, Prepared, RequestSpec, TextCodec, mixed_seed, prepare
@@ -92,7 +93,7 @@ class EngineThread:
         self._clock = clock
         self._executor = executor
         self._scheduler = scheduler
-        self._board = StatsBoard(lambda: scheduler.stats, self.timing, clock)
+        self._board = StatsBoard(lambda: scheduler.stats, self.timing, clock, scheduler.max_model_len)
         core = EngineCore(scheduler, timed, settings.depth, clock)
         self._loop = EngineLoop(core, codec, self.timing, clock, self._board, self._started, self._closed)
         self._condition = threading.Condition()
@@ -239,6 +240,10 @@ class EngineThread:
     def stats(self) -> EngineStats:
         """Counters and rates as of the last step, at once."""
         return self._board.read(len(self._open_ids))
+
+    def latency(self) -> dict[str, HistogramValue]:
+        """Distributions of times and sizes since the start, by name (`engine.latency.LatencyBoard`)."""
+        return self._board.latency.values()
 
     def snapshot(self) -> Snapshot:
         """Every block and who holds it, taken between two steps."""

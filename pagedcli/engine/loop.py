@@ -89,6 +89,7 @@ class EngineLoop:
         self._next_id = 0
         self._samples: dict[int, tuple[_Open, int]] = {}
         self._open: dict[str, _Open] = {}
+        self._token_times: dict[int, float] = {}
 
     @property
     def has_work(self) -> bool:
@@ -145,6 +146,7 @@ class EngineLoop:
         """Forget a request; the core frees what its samples hold."""
         for request in entry.requests:
             if self._samples.pop(request.id, None) is not None:
+                self._token_times.pop(request.id, None)
                 self.core.scheduler.abort(request.id)
         self._close(entry)
 
@@ -184,6 +186,7 @@ class EngineLoop:
     def fail_all(self, error: EngineDead) -> None:
         """Answer every unfinished request with `error`, without touching the core, which may be broken."""
         self._samples.clear()
+        self._token_times.clear()
         for entry in list(self._open.values()):
             self._close(entry)
             self._send(entry, entry.stage.fail(error, self._clock()))
@@ -196,6 +199,7 @@ class EngineLoop:
             return
         self._timing.mark("tokenizer")
         now = self._clock()
+        self._board.latency.tokens_came(self._gaps(events, now))
         for event in events:
             # A sample that was ended by a stop text or an abort may still get an event that was on its way.
             if event.request_id in self._samples:
@@ -206,9 +210,22 @@ class EngineLoop:
         plan = self.core.submitted
         if plan is None:
             return
+        self._board.latency.step_issued(plan.num_tokens)
         for entry in plan.entries:
             if entry.admission is not None and entry.request_id in self._samples:
                 self._on_started(self._samples[entry.request_id][0].stage.request_id)
+
+    def _gaps(self, events: list[TokenEvent], now: float) -> dict[float, int]:
+        """Seconds since the last token of each sample that got one now, and how many samples had each of them."""
+        gaps: dict[float, int] = {}
+        times = self._token_times
+        for event in events:
+            if event.token is not None and event.request_id in self._samples:
+                last = times.get(event.request_id)
+                if last is not None:
+                    gaps[now - last] = gaps.get(now - last, 0) + 1
+                times[event.request_id] = now
+        return gaps
 
     def _take_one(self, event: TokenEvent, now: float) -> None:
         entry, index = self._samples[event.request_id]
@@ -222,12 +239,13 @@ class EngineLoop:
         if delta.finish_reason is not None:
             self._end_sample(event)
         if delta.output is not None:
-            self._board.finished(str(delta.output.finish_reason))
+            self._board.finished(entry.submission.prepared.params, delta.output)
             self._close(entry)
         self._send(entry, delta)
 
     def _end_sample(self, event: TokenEvent) -> None:
         del self._samples[event.request_id]
+        self._token_times.pop(event.request_id, None)
         if event.finish is None:
             self.core.scheduler.finish(event.request_id, FinishReason.STOP)
 

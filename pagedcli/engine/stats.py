@@ -10,8 +10,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from pagedcli.core.sampling import SamplingParams
 from pagedcli.core.stats import SchedulerStats
-from pagedcli.engine.outputs import EngineStats
+from pagedcli.engine.latency import LatencyBoard
+from pagedcli.engine.outputs import EngineStats, RequestOutput
 from pagedcli.engine.timing import Timing
 from pagedcli.errors import RequestError
 
@@ -23,11 +25,20 @@ class StatsBoard:
         stats: The scheduler's counters at the moment.
         timing: Spans of the executor.
         clock: Monotonic seconds.
+        max_model_len: Tokens of the longest sequence.
+
+    Attributes:
+        latency: Distributions of times and sizes.
     """
 
     def __init__(
-        self, stats: Callable[[], SchedulerStats], timing: Timing, clock: Callable[[], float]
+        self,
+        stats: Callable[[], SchedulerStats],
+        timing: Timing,
+        clock: Callable[[], float],
+        max_model_len: int,
     ) -> None:
+        self.latency = LatencyBoard(max_model_len)
         self._stats = stats
         self._timing = timing
         self._clock = clock
@@ -42,10 +53,11 @@ class StatsBoard:
         """Take the scheduler's counters (engine thread only)."""
         self._published = self._stats()
 
-    def finished(self, reason: str) -> None:
+    def finished(self, params: SamplingParams, output: RequestOutput) -> None:
         """A request was answered."""
         with self._lock:
-            self._finished[reason] += 1
+            self._finished[str(output.finish_reason)] += 1
+        self.latency.finished(params, output)
 
     def refused(self, error: RequestError) -> None:
         """A request was refused."""
@@ -63,7 +75,7 @@ class StatsBoard:
         counters, blocks = scheduler.counters, scheduler.blocks
         rates, busy = self._timing.rates(), self._timing.busy_seconds
         gaps = self._timing.gaps(idle=num_unfinished == 0)
-        spent = busy + gaps.scheduler + gaps.tokenizer + gaps.no_work
+        spent = busy + gaps.scheduler + gaps.tokenizer + gaps.no_work + gaps.http
         with self._lock:
             finished, rejected, num_aborted = dict(self._finished), dict(self._rejected), self._num_aborted
         return EngineStats(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,7 @@ from pagedcli.core.plan import StepPlan, StepResult
 from pagedcli.engine.executor import Executor, ExecutorInfo, StepHandle
 from pagedcli.engine.outputs import GapSeconds
 
-Cause = Literal["scheduler", "tokenizer", "no_work"]
+Cause = Literal["scheduler", "tokenizer", "http", "no_work"]
 WINDOW_S = 5.0
 """Length of the sliding window over which rates are taken, in seconds."""
 MAX_SEGMENTS = 65536
@@ -65,36 +65,49 @@ class Timing:
         self._cause: Cause = "no_work"
         self._cause_since = clock()
         self._segments: deque[tuple[float, float, Cause]] = deque(maxlen=MAX_SEGMENTS)
-        self._num_tokenizing = 0
+        self._num_callers: dict[Cause, int] = {"tokenizer": 0, "http": 0}
         self._idle = True
         self._first: float | None = None
         self._last_end = 0.0
         self._busy_s = 0.0
-        self._gaps: dict[Cause, float] = {"scheduler": 0.0, "tokenizer": 0.0, "no_work": 0.0}
+        self._gaps: dict[Cause, float] = _no_seconds()
         self._samples: deque[StepSample] = deque()
 
     def mark(self, cause: Cause) -> None:
         """The engine thread turns to `cause` (waiting for callers that still tokenize is text work)."""
         with self._lock:
             self._idle = cause == "no_work"
-            self._switch("tokenizer" if self._idle and self._num_tokenizing else cause)
+            self._switch(self._idle_cause() if self._idle else cause)
+
+    def _idle_cause(self) -> Cause:
+        """What the engine waits for while it has nothing to do."""
+        if self._num_callers["tokenizer"]:
+            return "tokenizer"
+        return "http" if self._num_callers["http"] else "no_work"
 
     @contextmanager
-    def tokenizing(self) -> Iterator[None]:
-        """Round the tokenization of a prompt on a caller's thread."""
+    def _caller(self, cause: Cause) -> Iterator[None]:
         with self._lock:
-            self._num_tokenizing += 1
+            self._num_callers[cause] += 1
             if self._first is None:
                 self._first = self._last_end = self._clock()
             if self._idle:
-                self._switch("tokenizer")
+                self._switch(self._idle_cause())
         try:
             yield
         finally:
             with self._lock:
-                self._num_tokenizing -= 1
-                if self._idle and not self._num_tokenizing:
-                    self._switch("no_work")
+                self._num_callers[cause] -= 1
+                if self._idle:
+                    self._switch(self._idle_cause())
+
+    def tokenizing(self) -> AbstractContextManager[None]:
+        """Round the tokenization of a prompt on a caller's thread."""
+        return self._caller("tokenizer")
+
+    def receiving(self) -> AbstractContextManager[None]:
+        """Round what a server does with a request before it hands it over."""
+        return self._caller("http")
 
     def _switch(self, cause: Cause) -> None:
         now = self._clock()
@@ -132,7 +145,7 @@ class Timing:
 
     def _causes(self, start: float, end: float) -> dict[Cause, float]:
         """How [start, end] divides by cause; what no segment covers was spent waking up: scheduler."""
-        seconds: dict[Cause, float] = {"scheduler": 0.0, "tokenizer": 0.0, "no_work": 0.0}
+        seconds = _no_seconds()
         current = (self._cause_since, max(end, self._cause_since), self._cause)
         for segment_start, segment_end, cause in (*self._segments, current):
             seconds[cause] += max(0.0, min(segment_end, end) - max(segment_start, start))
@@ -146,7 +159,7 @@ class Timing:
             if idle and self._first is not None:
                 for cause, seconds in self._causes(self._last_end, self._clock()).items():
                     total[cause] += seconds
-            return GapSeconds(total["scheduler"], total["tokenizer"], total["no_work"])
+            return GapSeconds(total["scheduler"], total["tokenizer"], total["no_work"], total["http"])
 
     @property
     def busy_seconds(self) -> float:
@@ -174,6 +187,10 @@ class Timing:
         """The steps of the window, oldest first."""
         with self._lock:
             return tuple(self._samples)
+
+
+def _no_seconds() -> dict[Cause, float]:
+    return {"scheduler": 0.0, "tokenizer": 0.0, "http": 0.0, "no_work": 0.0}
 
 
 def _part_since(sample: StepSample, since: float) -> float:

@@ -47,7 +47,7 @@ def test_gaps_are_divided_by_what_the_engine_thread_did() -> None:
     submitted = clock.now
     clock.now = 113.5
     timing.step_done(submitted, result(2.0), plan(4))
-    assert near(timing.gaps(idle=False)) == (0.5, 1.0, 0.0)
+    assert near(timing.gaps(idle=False)) == (0.5, 1.0, 0.0, 0.0)
     assert timing.busy_seconds == pytest.approx(2.0)
     timing.mark("tokenizer")
     clock.now = 113.75
@@ -56,11 +56,11 @@ def test_gaps_are_divided_by_what_the_engine_thread_did() -> None:
     timing.mark("scheduler")
     clock.now = 116.25
     timing.step_done(116.25, result(0.0), plan(1))
-    assert near(timing.gaps(idle=False)) == (0.75, 1.25, 2.25)
+    assert near(timing.gaps(idle=False)) == (0.75, 1.25, 2.25, 0.0)
     timing.mark("no_work")
     clock.now = 117.25
-    assert near(timing.gaps(idle=False)) == (0.75, 1.25, 2.25)
-    assert near(timing.gaps(idle=True)) == (0.75, 1.25, 3.25)
+    assert near(timing.gaps(idle=False)) == (0.75, 1.25, 2.25, 0.0)
+    assert near(timing.gaps(idle=True)) == (0.75, 1.25, 3.25, 0.0)
 
 
 def test_steps_in_flight_leave_no_gap() -> None:
@@ -73,7 +73,7 @@ def test_steps_in_flight_leave_no_gap() -> None:
         clock.now = 101.0 + number
         timing.step_done(submitted, result(1.0), plan(1))
     assert timing.busy_seconds == pytest.approx(5.0)
-    assert near(timing.gaps(idle=True)) == (0.0, 0.0, 0.0)
+    assert near(timing.gaps(idle=True)) == (0.0, 0.0, 0.0, 0.0)
     assert timing.rates().executor_busy == pytest.approx(1.0)
 
 
@@ -116,11 +116,11 @@ def test_waiting_for_callers_that_tokenize_is_text_work() -> None:
             clock.now = 104.0
         clock.now = 105.0
     clock.now = 106.0
-    assert near(timing.gaps(idle=True)) == (0.0, 4.0, 2.0)
+    assert near(timing.gaps(idle=True)) == (0.0, 4.0, 2.0, 0.0)
     with timing.tokenizing():
         timing.mark("scheduler")  # the engine works: what callers do meanwhile is no cause of anything
         clock.now = 107.0
-    assert near(timing.gaps(idle=True)) == (1.0, 4.0, 2.0)
+    assert near(timing.gaps(idle=True)) == (1.0, 4.0, 2.0, 0.0)
 
 
 def test_the_timed_executor_reports_what_passes_through() -> None:
@@ -131,3 +131,17 @@ def test_the_timed_executor_reports_what_passes_through() -> None:
     assert executor.info == inner.info
     executor.close()
     assert inner.closed
+
+
+def test_waiting_for_a_server_that_reads_a_request_is_its_own_cause() -> None:
+    clock = Clock()
+    timing = Timing(clock)
+    timing.mark("no_work")
+    with timing.receiving():
+        clock.now = 101.0
+        with timing.tokenizing():
+            clock.now = 103.0
+        clock.now = 103.5
+    clock.now = 107.5
+    gaps = timing.gaps(idle=True)
+    assert (gaps.scheduler, gaps.tokenizer, gaps.http, gaps.no_work) == pytest.approx((0.0, 2.0, 1.5, 4.0))
