@@ -73,9 +73,10 @@ async def read_checked(scope: Scope, receive: Receive, kind: type[B], state: Ser
         ClientGoneError: It did not come in full.
     """
     data = await read_body(scope, receive, state.config.max_body_bytes)
-    if len(data) < PARSE_ASIDE_BYTES:
-        return _parse(data, kind, state.config.max_depth)
-    return await asyncio.to_thread(_parse, data, kind, state.config.max_depth)
+    with state.receiving():
+        if len(data) < PARSE_ASIDE_BYTES:
+            return _parse(data, kind, state.config.max_depth)
+        return await asyncio.to_thread(_parse, data, kind, state.config.max_depth)
 
 
 def _parse(data: bytes, kind: type[B], max_depth: int) -> B:
@@ -104,7 +105,7 @@ class Answer(Response):
         calls: list[Call] = []
         code, gone = None, False
         try:
-            kind: type[ChatBody] | type[CompletionBody] = ChatBody if self._is_chat else CompletionBody
+            kind: type[ChatBody | CompletionBody] = ChatBody if self._is_chat else CompletionBody
             body = await read_checked(scope, receive, kind, self._state)
             await unless_gone(receive, self._answer(body, send, calls))
         except (ClientGoneError, OSError):
@@ -130,7 +131,8 @@ class Answer(Response):
     async def _answer(self, body: CompletionBody | ChatBody, send: Send, calls: list[Call]) -> None:
         model = self._state.check_model(body.model)
         llm = self._state.llm()
-        asked = self._asked(body, llm.engine.resolved.max_model_len)
+        with self._state.receiving():
+            asked = self._asked(body, llm.engine.resolved.max_model_len)
         self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{asked.request_id or uuid.uuid4().hex}"
         self._is_stream = asked.stream
         shape = self._shape(asked, model, llm)

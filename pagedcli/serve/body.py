@@ -59,10 +59,13 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     Raises:
         RequestError: It is no JSON object in UTF-8, or nested too deeply.
     """
-    value = _parse(_text(body))
+    text = _text(body)
+    value = _parse(text)
     if not isinstance(value, dict):
         raise _invalid('the body is not a JSON object: send {"model": ...}')
     _check_depth(value, max_depth)
+    if "\\u" in text:
+        _check_unicode(value)
     return value
 
 
@@ -108,6 +111,15 @@ def _check_depth(value: Any, max_depth: int) -> None:
         if not level:
             return
     raise _invalid(f"the body is nested more than {max_depth} deep")
+
+
+def _check_unicode(value: Any) -> None:
+    """Refuse half a surrogate pair, which only an escape can bring and no text can contain."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        raise _invalid(f"the body has {half}, half a surrogate pair, which no text can contain") from None
 
 
 def _invalid(message: str) -> RequestError:

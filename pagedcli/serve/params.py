@@ -267,6 +267,9 @@ def checked_messages(messages: Any, config: ServeConfig) -> list[Any]:
     if not isinstance(messages, list) or not messages:
         raise _invalid('messages: give a list of {"role": ..., "content": ...}', "messages")
     check_lengths("messages", messages, config.max_messages, "messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _invalid(f'messages[{index}]: give an object with "role" and "content"', "messages")
     return messages
 
 

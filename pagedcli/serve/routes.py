@@ -77,11 +77,14 @@ class Routes:
     def _tokens(self, body: TokenizeBody) -> list[int]:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give a prompt or messages, one of the two", field="prompt")
-        tokenizer = self._state.llm().engine.tokenizer
-        if body.prompt is not None:
-            return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        text = self._render(body, body.messages)
-        return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is True)
+        engine = self._state.llm().engine
+        with engine.client.timing.tokenizing():
+            if body.prompt is not None:
+                return engine.tokenizer.encode(
+                    body.prompt, add_special_tokens=body.add_special_tokens is not False
+                )
+            text = self._render(body, body.messages)
+            return engine.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is True)
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids, special tokens included."""

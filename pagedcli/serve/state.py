@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,11 @@ class ServerState:
     def llm(self) -> AsyncLLM:
         """The model; RequestError 503 or EngineDead while there is none that takes requests."""
         return self.lifecycle.serving()
+
+    def receiving(self) -> AbstractContextManager[None]:
+        """Round what is done with a request before the engine has it, so that its time is accounted for."""
+        llm = self.lifecycle.llm
+        return nullcontext() if llm is None else llm.engine.client.timing.receiving()
 
     def check_model(self, name: str | None) -> str:
         """The served name that answers carry; 404 for one that is not served, errors of `llm` before that."""
