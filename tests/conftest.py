@@ -11,6 +11,10 @@ import pytest
 MakeModel = Callable[..., Path]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak-seconds", default="20", help="how long tests/serve/test_soak.py runs")
+
+
 def _maker(factory: pytest.TempPathFactory, write: Callable[..., Path], suffix: str) -> MakeModel:
     """Writes each distinct model once per session; what it returns must not be modified."""
     made: dict[str, Path] = {}

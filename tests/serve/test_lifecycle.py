@@ -1,0 +1,199 @@
+"""`paged serve` as a process: signals, draining, what is said when it cannot start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pagedcli.errors import ConfigError
+from pagedcli.serve.lifecycle import bind
+from tests.conftest import MakeModel
+
+ROOT = Path(__file__).parents[2]
+# A scripted engine behind the real server: each step takes 50 ms, so that 20 tokens take a second.
+SLOW = """
+import sys
+from pagedcli.cli import engine_access
+from tests.fakes import FakeExecutor
+from tests.serve.support import scripted_engine
+
+def open_engine(config, messages, limits=None):
+    executor = FakeExecutor(num_blocks=256, max_model_len=1024, step_seconds=0.05, threaded=True)
+    return scripted_engine(executor)
+
+engine_access.open_engine = open_engine
+engine_access.engine_title = lambda engine: "scripted"
+from pagedcli.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+REAL = "import sys; from pagedcli.cli.main import run; sys.exit(run(sys.argv[1:]))"
+
+
+class Process:
+    """A server as users start it."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "serve", "--port", str(self.port), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+
+    def wait_ready(self) -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            assert self.process.poll() is None, self.said()
+            try:
+                if httpx.get(self.url + "/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError("not ready in time")
+
+    def stream(self, tokens: int) -> tuple[threading.Thread, dict[str, Any]]:
+        """Read a stream on a thread; what came is filled in."""
+        result: dict[str, Any] = {"text": "", "started": threading.Event()}
+
+        def read() -> None:
+            body = {"prompt": "hello", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+            with (
+                contextlib.suppress(httpx.TransportError),
+                httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=60) as answer,
+            ):
+                for line in answer.iter_lines():
+                    result["started"].set()
+                    if line.startswith("data: {"):
+                        choice = json.loads(line[6:])["choices"][0]
+                        result["text"] += choice["text"]
+                        result["finish_reason"] = choice["finish_reason"]
+                    result["done"] = line == "data: [DONE]" or result.get("done", False)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert result["started"].wait(30)
+        return thread, result
+
+    def said(self) -> str:
+        return self.process.communicate(timeout=30)[0]
+
+
+@contextmanager
+def slow_server(*arguments: str) -> Iterator[Process]:
+    server = Process(SLOW, *arguments)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.wait()
+        if server.process.stdout is not None:
+            server.process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_finish_and_takes_nothing_new(number: signal.Signals) -> None:
+    with slow_server() as server:
+        thread, result = server.stream(40)
+        server.process.send_signal(number)
+        time.sleep(0.3)
+        assert httpx.get(server.url + "/ready").status_code == 503
+        assert httpx.get(server.url + "/health").json() == {"status": "stopping"}
+        refused = httpx.post(server.url + "/v1/completions", json={"prompt": "more"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+        assert int(refused.headers["retry-after"]) >= 1
+        thread.join(30)
+        assert (result["done"], result["finish_reason"]) == (True, "length")
+        assert len(result["text"]) == 40
+        assert server.process.wait(10) == 0
+        assert "Traceback" not in server.said()
+
+
+def test_what_does_not_end_in_time_is_aborted_and_answered() -> None:
+    with slow_server("--set", "serve.drain_s=0.5") as server:
+        thread, result = server.stream(900)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0
+        assert time.monotonic() - began < 5
+        thread.join(10)
+        assert result["done"]
+        assert 0 < len(result["text"]) < 100
+        said = server.said()
+        assert "1 requests are aborted after 0.5 s" in said
+        assert "Traceback" not in said
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with slow_server() as server:
+        thread, _ = server.stream(900)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(5) == 130
+        assert time.monotonic() - began < 2
+        thread.join(10)
+
+
+def test_a_taken_port_is_one_line_and_exit_code_2() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port {port}"):
+            bind("127.0.0.1", port)
+        server = Process(REAL, "--port", str(port))
+        said = server.said()
+    assert server.process.returncode == 2
+    assert said.count("\n") == 1, said
+
+
+def test_a_model_that_is_not_there_ends_the_server_with_its_error(tmp_path: Path) -> None:
+    server = Process(REAL, str(tmp_path / "nothing"))
+    said = server.said()
+    assert server.process.returncode == 2
+    assert "nothing" in said
+    assert "Traceback" not in said
+
+
+def test_a_real_model_is_served_and_stops(tiny_checkpoint: MakeModel) -> None:
+    server = Process(REAL, str(tiny_checkpoint("llama")), "--num-pages", "64", "-v")
+    try:
+        server.wait_ready()
+        answer = httpx.post(server.url + "/v1/completions", json={"prompt": "secret words", "max_tokens": 4})
+        assert answer.status_code == 200
+        metrics = httpx.get(server.url + "/metrics").text
+        assert "vllm:generation_tokens_total" in metrics
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+    finally:
+        server.process.kill()
+    said = server.said()
+    [line] = [line for line in said.splitlines() if "/v1/completions" in line]
+    assert "200" in line
+    assert answer.json()["id"] in line
+    assert "4 tokens" in line
+    assert "secret" not in said
