@@ -246,6 +246,8 @@ def _read(exchange: _Exchange, answer: Answer) -> None:
     answer.output_tokens = answer.output_tokens or len(answer.token_times)
     if not is_complete:
         answer.error = answer.error or "the stream ended before [DONE]"
+    elif answer.finish_reason == "abort":
+        answer.error = "aborted by the server"
 
 
 def _take(event: dict[str, Any], moment: float, answer: Answer) -> None:

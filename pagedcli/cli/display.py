@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rich.console import Group
 from rich.table import Table
@@ -25,6 +26,42 @@ _LABEL_WIDTH = 9
 MAP_ROWS = 3
 
 
+class EngineView(Protocol):
+    """What every display shows of the engine.
+
+    Attributes:
+        stats: Its counters and rates.
+        blocks: State of every page: FREE, CACHED, USED or SHARED.
+        waiting_for: Why the first waiting request waits, or "".
+    """
+
+    @property
+    def stats(self) -> EngineStats: ...  # noqa: D102
+    @property
+    def blocks(self) -> bytes: ...  # noqa: D102
+    @property
+    def waiting_for(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class ServedView:
+    """One moment of a server.
+
+    Attributes:
+        title: Model, data type, device, pool; one line.
+        address: Where it is served.
+        stats: See `EngineView`.
+        blocks: See `EngineView`.
+        waiting_for: See `EngineView`.
+    """
+
+    title: str
+    address: str
+    stats: EngineStats
+    blocks: bytes
+    waiting_for: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """One moment of a run.
@@ -32,11 +69,11 @@ class View:
     Attributes:
         title: Model, data type, device, pool; one line.
         progress: Counts of rows.
-        stats: Of the engine.
-        blocks: State of every page: FREE, CACHED, USED or SHARED.
+        stats: See `EngineView`.
+        blocks: See `EngineView`.
         elapsed_s: Since the first row was handed in.
         eta_s: Expected until the last row, or None.
-        waiting_for: Why the first waiting request waits, or "".
+        waiting_for: See `EngineView`.
     """
 
     title: str
@@ -145,7 +182,7 @@ def _rows_line(view: View, width: int) -> Text:
     return _line("rows", *parts)
 
 
-def _requests_line(view: View) -> Text:
+def _requests_line(view: EngineView) -> Text:
     stats = view.stats
     waiting = f"{stats.num_waiting:,} waiting"
     why = f" ({view.waiting_for})" if view.waiting_for and stats.num_waiting else ""
@@ -154,7 +191,7 @@ def _requests_line(view: View) -> Text:
     )
 
 
-def _tokens_line(view: View) -> Text:
+def _tokens_line(view: EngineView) -> Text:
     stats = view.stats
     return _line(
         "tokens/s",
@@ -163,7 +200,7 @@ def _tokens_line(view: View) -> Text:
     )
 
 
-def _use_line(view: View, width: int) -> Text:
+def _use_line(view: EngineView, width: int) -> Text:
     stats = view.stats
     return _line(
         "pool",
@@ -172,13 +209,13 @@ def _use_line(view: View, width: int) -> Text:
     )
 
 
-def _executor_line(view: View) -> Text:
+def _executor_line(view: EngineView) -> Text:
     causes = idle_causes(view.stats.gap_seconds)
     idle = f"   of the idle time: {causes}" if causes else ""
     return _line("executor", f"{percent(view.stats.executor_busy)} busy{idle}")
 
 
-def _map_lines(view: View, width: int) -> list[Text]:
+def _map_lines(view: EngineView, width: int) -> list[Text]:
     columns = max(10, width - _LABEL_WIDTH)
     states = cell_states(view.blocks, columns * MAP_ROWS)
     lines = []
@@ -188,7 +225,7 @@ def _map_lines(view: View, width: int) -> list[Text]:
     return lines
 
 
-def _legend(view: View, width: int) -> Text:
+def _legend(view: EngineView, width: int) -> Text:
     parts: list[tuple[str, str] | str] = []
     for state in (USED, SHARED, CACHED, FREE):
         parts += [(_GLYPHS[state], _STYLES[state]), f" {_NAMES[state]} {view.blocks.count(state):,}  "]
@@ -198,12 +235,12 @@ def _legend(view: View, width: int) -> Text:
     return _line("", *parts)
 
 
-def render(view: View, width: int) -> Group:
-    """The live display, `width` columns wide."""
-    title = Text(view.title, "bold cyan", no_wrap=True, overflow="ellipsis")
-    lines = [
-        title,
-        _rows_line(view, width),
+def _title(text: str) -> Text:
+    return Text(text, "bold cyan", no_wrap=True, overflow="ellipsis")
+
+
+def _engine_lines(view: EngineView, width: int) -> list[Text]:
+    return [
         _requests_line(view),
         _tokens_line(view),
         _executor_line(view),
@@ -211,7 +248,27 @@ def render(view: View, width: int) -> Group:
         *_map_lines(view, width),
         _legend(view, width),
     ]
-    return Group(*lines)
+
+
+def render(view: View, width: int) -> Group:
+    """The live display of a run, `width` columns wide."""
+    return Group(_title(view.title), _rows_line(view, width), *_engine_lines(view, width))
+
+
+def _served_line(view: ServedView) -> Text:
+    stats = view.stats
+    answered = sum(stats.requests_finished.values())
+    refused = sum(stats.requests_rejected.values())
+    parts: list[str | tuple[str, str]] = [f"{answered:,} answered   {stats.requests_aborted:,} aborted"]
+    if refused:
+        parts.append((f"   {refused:,} refused", "red"))
+    return _line("served", *parts, f"   up {duration(stats.uptime_s)}")
+
+
+def render_served(view: ServedView, width: int) -> Group:
+    """The live display of a server, `width` columns wide."""
+    address = Text(view.address, no_wrap=True, overflow="ellipsis")
+    return Group(_title(view.title), address, _served_line(view), *_engine_lines(view, width))
 
 
 def plain_line(view: View) -> str:

@@ -24,7 +24,7 @@ from pagedcli.errors import EngineDead
 MEASURE_SECONDS = 0.05
 SHOW_SECONDS = 0.2
 # A picture of the pool costs the engine's thread about 2 us a page: take it so seldom that it costs at most 2%.
-_PICTURE_SECONDS_PER_PAGE = 1e-4
+PICTURE_SECONDS_PER_PAGE = 1e-4
 PLAIN_SECONDS = 10.0
 
 
@@ -127,7 +127,7 @@ class Monitor:
         self._blocks = block_codes(block.state for block in snapshot.blocks)
         reason = snapshot.waiting[0].blocked if snapshot.waiting else None
         self._waiting_for = str(reason) if reason is not None else ""
-        self._picture_due = time.monotonic() + len(snapshot.blocks) * _PICTURE_SECONDS_PER_PAGE
+        self._picture_due = time.monotonic() + len(snapshot.blocks) * PICTURE_SECONDS_PER_PAGE
 
     def _eta(self, stats: EngineStats) -> float | None:
         if stats.num_running > 4 * self._progress.answered:

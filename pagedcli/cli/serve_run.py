@@ -5,6 +5,7 @@ May import everything below `cli`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pagedcli.api.build import Engine
 from pagedcli.api.defaults import model_defaults
 from pagedcli.cli import engine_access
 from pagedcli.cli.console import Messages, make_messages
+from pagedcli.cli.serve_live import ServeMonitor
 from pagedcli.config import EngineConfig, ServeConfig
 from pagedcli.config_file import Settings, Value, build_section, load_settings
 from pagedcli.core.sampling import SamplingParams
@@ -63,7 +65,9 @@ def run_serve(
     _warn(config, options, keys, messages)
     listener = bind(config.host, config.port)
     server = _Server(settings.engine, config, sampling, keys, messages, listener.getsockname()[1])
-    serve(server.app, server.lifecycle, listener, _tls(config))
+    with server.shown:
+        server.is_live = options.live
+        serve(server.app, server.lifecycle, listener, _tls(config))
 
 
 def _with_model(model: str | None, flags: Mapping[str, Value]) -> dict[str, Value]:
@@ -120,6 +124,10 @@ class _Server:
         keys: API keys.
         messages: What is said on stderr.
         port: Where it listens.
+
+    Attributes:
+        shown: Holds the live display, if there is one.
+        is_live: Whether there will be one.
     """
 
     def __init__(
@@ -132,6 +140,8 @@ class _Server:
         port: int,
     ) -> None:
         self._config, self._sampling, self._messages, self._port = config, sampling, messages, port
+        self.shown = contextlib.ExitStack()
+        self.is_live = False
         limits = QueueLimits(config.max_queue, config.max_queued_tokens)
         self.lifecycle = Lifecycle(
             lambda: engine_access.open_engine(engine_config, messages, limits),
@@ -148,10 +158,12 @@ class _Server:
         attach(self.state, engine, self._sampling)
         scheme = "https" if self._config.ssl_certfile else "http"
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        self._messages.say(
-            f"serving {engine_access.engine_title(engine)}\n"
-            f"at {scheme}://{host}:{self._port}/v1 as {', '.join(self.state.names)}"
-        )
+        title = engine_access.engine_title(engine)
+        address = f"{scheme}://{host}:{self._port}/v1 as {', '.join(self.state.names)}"
+        if not self.is_live or not self._messages.console.is_terminal:
+            self._messages.say(f"serving {title}\nat {address}")
+        if self.is_live:
+            self.shown.enter_context(ServeMonitor(engine.client, title, address, self._messages))
 
 
 def attach(state: ServerState, engine: Engine, sampling: Mapping[str, Any]) -> None:
