@@ -124,7 +124,7 @@ def _operation(path: str, result: Json) -> Json:
     kind = "text/plain" if path == "/metrics" else "application/json"
     content = {kind: {"schema": result}}
     if path in _STREAMING:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {}
     responses: Json = {"200": {"description": "Done", "content": content}}
     for status, text in _ERRORS.items():
         schema = _STATUS if path in _OPEN else {"$ref": "#/components/schemas/Error"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pagedcli.config import ServeConfig
 from pagedcli.core.sampling import SamplingParams
-from pagedcli.engine.prompt import RequestSpec
+from pagedcli.engine.prompt import RESERVED_VARIABLES, RequestSpec
 from pagedcli.errors import RequestError
 from pagedcli.serve.schemas import ChatBody, CompletionBody, SamplingBody, TemplateBody
 from pagedcli.serve.validation import check_lengths
@@ -25,7 +25,7 @@ OPENAI_CHAT: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens"
 _SAMPLING_FIELDS = frozenset(item.name for item in dataclasses.fields(SamplingParams))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Fields of the body itself; as variables of a template they would say something else.
-_OWN_VARIABLES = ("add_generation_prompt", "continue_final_message")
+_OWN_VARIABLES = ("add_generation_prompt", "continue_final_message", "documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +167,7 @@ def _own_sampling(body: SamplingBody, config: ServeConfig) -> dict[str, Any]:
     own = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
     if body.deadline_ms is not None:
         own["deadline_s"] = _deadline_s(body.deadline_ms)
-    stop = body.stop
-    if stop is not None:
-        _check_stop(stop, config)
-    check_lengths("logit_bias", body.logit_bias or (), config.max_logit_bias, "entries")
-    for name in ("stop_token_ids", "bad_words"):
-        check_lengths(name, getattr(body, name) or (), config.max_stop_sequences, "items")
+    _check_bounds(body, config)
     return own
 
 
@@ -183,16 +178,25 @@ def _deadline_s(milliseconds: float) -> float:
     return seconds
 
 
-def _check_stop(stop: Any, config: ServeConfig) -> None:
-    texts = [stop] if isinstance(stop, str) else stop
+def _check_bounds(body: SamplingBody, config: ServeConfig) -> None:
+    """What one request may ask for, so that it costs its own time and not everybody's."""
+    for name in ("stop", "bad_words"):
+        _check_texts(name, getattr(body, name), config)
+    check_lengths("stop_token_ids", body.stop_token_ids or (), config.max_stop_sequences, "ids")
+    check_lengths("logit_bias", body.logit_bias or (), config.max_logit_bias, "entries")
+    check_lengths("allowed_token_ids", body.allowed_token_ids or (), config.max_logit_bias, "ids")
+
+
+def _check_texts(name: str, value: Any, config: ServeConfig) -> None:
+    texts = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise _invalid("stop: give text or a list of texts", "stop")
-    check_lengths("stop", texts, config.max_stop_sequences, "texts")
+        raise _invalid(f"{name}: give text or a list of texts", name)
+    check_lengths(name, texts, config.max_stop_sequences, "texts")
     longest = max(map(len, texts), default=0)
     if longest > config.max_stop_chars:
         raise _invalid(
-            f"stop has a text of {longest:,} characters: this server takes at most {config.max_stop_chars:,}",
-            "stop",
+            f"{name} has a text of {longest:,} characters: this server takes at most {config.max_stop_chars:,}",
+            name,
         )
 
 
@@ -276,9 +280,11 @@ def checked_messages(messages: Any, config: ServeConfig) -> list[Any]:
 def template_args(body: TemplateBody) -> dict[str, Any]:
     """Everything that a chat template gets besides the messages."""
     arguments = dict(body.chat_template_kwargs or {})
-    for name in _OWN_VARIABLES:
+    for name in (*_OWN_VARIABLES, *RESERVED_VARIABLES):
         if name in arguments:
-            raise _invalid(f"chat_template_kwargs: {name} is a field of the request: write it there", name)
+            remedy = "write it there" if name in _OWN_VARIABLES else "leave it out"
+            message = f"chat_template_kwargs: {name} is set by the request itself: {remedy}"
+            raise _invalid(message, "chat_template_kwargs")
     if body.reasoning_effort is not None:
         arguments["reasoning_effort"] = body.reasoning_effort
     if body.documents is not None:

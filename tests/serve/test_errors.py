@@ -101,7 +101,7 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template": "{{ x }}"}, "chat_template"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-    ({"chat_template_kwargs": {"continue_final_message": 5}}, "continue_final_message"),
+    ({"chat_template_kwargs": {"continue_final_message": 5}}, "chat_template_kwargs"),
     ({"reasoning_effort": 5}, "reasoning_effort"),
     ({"functions": []}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
