@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check bench bench-cpu native native-bench native-sanitize native-arm clean
+.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-cpu bench-serve native native-bench native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -50,7 +50,10 @@ test-core:       ## the core in an environment without torch, numpy or transform
 	PYTHONPATH=. $(VENV)-core/bin/pytest tests/core -m 'not nightly' -p no:cacheprovider
 
 nightly: $(STAMP)  ## the long proofs: 10,000 workloads, soaks
-	$(BIN)/pytest -m 'nightly or not nightly' --timeout 7200
+	$(BIN)/pytest -m 'nightly or not nightly' --timeout 7200 --soak-seconds 3600
+
+soak: $(STAMP)   ## the server under 64 clients for two minutes
+	$(BIN)/pytest tests/serve/test_soak.py -k soak --soak-seconds 120
 
 gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTHON), needs no network
 	$(PYTHON) tools/gpu_check.py
@@ -62,6 +65,10 @@ bench: $(STAMP)  ## batching and KV allocation compared on the real model; write
 bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
 	mkdir -p build
 	$(BIN)/python -m pagedcli.bench.cpu --peers ../shared/peers --json build/bench-cpu.json --roofline build/roofline.svg
+
+bench-serve: $(STAMP)  ## what HTTP costs, and latencies at fixed rates; PEERS='--peer "NAME=COMMAND --port {port}"' adds servers; writes build/bench-serve.json
+	mkdir -p build
+	$(BIN)/python -m pagedcli.bench.serving $(PEERS) --json build/bench-serve.json
 
 native:          ## build the CPU kernels into the source tree, for work on them (needs cmake, ninja, a C++20 compiler)
 	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) > /dev/null
