@@ -18,6 +18,7 @@ from pagedcli.cli.doctor import doctor
 from pagedcli.cli.generate import generate
 from pagedcli.cli.help import GroupedCommand
 from pagedcli.cli.serve import serve
+from pagedcli.cli.vllm_flags import ServeCommand
 from pagedcli.errors import PagedError
 
 OUR_FAULT = 1
@@ -33,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command(cls=GroupedCommand)(generate)
-app.command(cls=GroupedCommand)(serve)
+app.command(cls=ServeCommand)(serve)
 app.command(cls=GroupedCommand)(doctor)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def run_serve(
     config = build_section("serve", ServeConfig, settings.given)
     sampling = settings.extra["sampling"]
     _check_sampling(Defaults({}, sampling), settings)
+    tls = _tls(config)
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
     keys = read_keys(config.api_key_file, options.api_keys, os.environ)
     _warn(config, options, keys, messages)
@@ -67,7 +69,7 @@ def run_serve(
     server = _Server(settings.engine, config, sampling, keys, messages, listener.getsockname()[1])
     with server.shown:
         server.is_live = options.live
-        serve(server.app, server.lifecycle, listener, _tls(config))
+        serve(server.app, server.lifecycle, listener, tls)
 
 
 def _with_model(model: str | None, flags: Mapping[str, Value]) -> dict[str, Value]:
@@ -104,14 +106,18 @@ def _warn(config: ServeConfig, options: ServeOptions, keys: tuple[bytes, ...], m
 
 
 def _tls(config: ServeConfig) -> dict[str, Any]:
-    for file in (config.ssl_certfile, config.ssl_keyfile):
-        if file is not None and not os.access(file, os.R_OK):
-            raise ConfigError(f"{file}: cannot be read: give a PEM file")
-    return (
-        {"ssl_certfile": config.ssl_certfile, "ssl_keyfile": config.ssl_keyfile}
-        if config.ssl_certfile
-        else {}
-    )
+    """Uvicorn's options for TLS, tried out before the model is loaded."""
+    if config.ssl_certfile is None:
+        return {}
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            config.ssl_certfile, config.ssl_keyfile
+        )
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        files = " and ".join(file for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None)
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise ConfigError(f"{files}: {reason}: give a certificate and its key as PEM files") from error
+    return {"ssl_certfile": config.ssl_certfile, "ssl_keyfile": config.ssl_keyfile}
 
 
 class _Server:
