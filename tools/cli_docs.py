@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import typer.main
 
 from pagedcli.cli.main import app
-from pagedcli.config import EngineConfig
+from pagedcli.config import EngineConfig, ServeConfig
 from pagedcli.core.sampling import SamplingParams
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
@@ -26,7 +26,7 @@ def _cell(value: object) -> str:
 
 
 def _default(value: object) -> str:
-    if value is None:
+    if value is None or value == ():
         return "none"
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
@@ -35,14 +35,20 @@ def _setting_rows() -> list[str]:
     rows = ["| setting | default | unit | meaning |", "|---|---|---|---|"]
     hints = get_type_hints(EngineConfig)
     for part in dataclasses.fields(EngineConfig):
-        fields = (
-            dataclasses.fields(hints[part.name]) if dataclasses.is_dataclass(hints[part.name]) else (part,)
-        )
-        for item in fields:
-            name = item.name if item is part else f"{part.name}.{item.name}"
-            meta = item.metadata
-            rows.append(f"| `{name}` | {_default(item.default)} | {meta['unit']} | {_cell(meta['doc'])} |")
-    return rows
+        if dataclasses.is_dataclass(hints[part.name]):
+            rows += _section_rows(part.name, hints[part.name])
+        else:
+            rows.append(_setting_row(part.name, part))
+    return rows + _section_rows("serve", ServeConfig)
+
+
+def _section_rows(name: str, section: Any) -> list[str]:
+    return [_setting_row(f"{name}.{item.name}", item) for item in dataclasses.fields(section)]
+
+
+def _setting_row(name: str, item: Any) -> str:
+    meta = item.metadata
+    return f"| `{name}` | {_default(item.default)} | {meta['unit']} | {_cell(meta['doc'])} |"
 
 
 def _sampling_docs() -> dict[str, str]:

@@ -55,8 +55,11 @@ SERVE_FLAGS = (
 )
 _UNUSED = ("sampling.n", "sampling.echo", "sampling.logprobs", "sampling.prompt_logprobs")
 # Defaults for requests that say nothing; what an answer looks like is the request's to say.
+# The values in brackets are those of `paged generate`.
 _SAMPLING = tuple(
-    dataclasses.replace(flag, hidden=True) for flag in SAMPLING_FLAGS if flag.key not in _UNUSED
+    dataclasses.replace(flag, hidden=True, help=flag.help.partition(" [")[0])
+    for flag in SAMPLING_FLAGS
+    if flag.key not in _UNUSED
 )
 
 
@@ -70,7 +73,9 @@ def serve(
     ] = False,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", help="A key on the command line, where others may see it", hidden=True),
+        typer.Option(
+            "--api-key", metavar="KEY", help="A key on the command line, where others may see it", hidden=True
+        ),
     ] = None,
     set_: Assignments = None,
     config: ConfigFile = None,
