@@ -53,6 +53,20 @@ def set_up_logging(console: Console, *, verbose: bool, quiet: bool) -> None:
     logger.setLevel(level or ("ERROR" if quiet else "INFO" if verbose else "WARNING"))
 
 
+def set_up_access_log(console: Console, *, is_live: bool, quiet: bool) -> None:
+    """A line on stderr for each request of a server, unless only errors are wanted (PAGED_LOG counts most).
+
+    Written plainly, since rich takes a good part of a millisecond for a line; under a live display through the console.
+    """
+    logger = logging.getLogger("pagedcli.access")
+    handler = _ConsoleHandler(console) if is_live else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.handlers = [handler]
+    logger.propagate = False
+    if not os.environ.get("PAGED_LOG"):
+        logger.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
 @dataclass(slots=True)
 class Messages:
     """Says things on stderr.

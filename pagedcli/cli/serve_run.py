@@ -17,7 +17,7 @@ from pagedcli.api.async_llm import AsyncLLM
 from pagedcli.api.build import Engine
 from pagedcli.api.defaults import model_defaults
 from pagedcli.cli import engine_access
-from pagedcli.cli.console import Messages, make_messages
+from pagedcli.cli.console import Messages, make_messages, set_up_access_log
 from pagedcli.cli.serve_live import ServeMonitor
 from pagedcli.config import EngineConfig, ServeConfig
 from pagedcli.config_file import Settings, Value, build_section, load_settings
@@ -63,6 +63,7 @@ def run_serve(
     _check_sampling(Defaults({}, sampling), settings)
     tls = _tls(config)
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
+    set_up_access_log(messages.console, is_live=options.live, quiet=options.quiet)
     keys = read_keys(config.api_key_file, options.api_keys, os.environ)
     _warn(config, options, keys, messages)
     listener = bind(config.host, config.port)

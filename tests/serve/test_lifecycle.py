@@ -180,7 +180,7 @@ def test_a_model_that_is_not_there_ends_the_server_with_its_error(tmp_path: Path
 
 
 def test_a_real_model_is_served_and_stops(tiny_checkpoint: MakeModel) -> None:
-    server = Process(REAL, str(tiny_checkpoint("llama")), "--num-pages", "64", "-v")
+    server = Process(REAL, str(tiny_checkpoint("llama")), "--num-pages", "64")
     try:
         server.wait_ready()
         answer = httpx.post(server.url + "/v1/completions", json={"prompt": "secret words", "max_tokens": 4})
