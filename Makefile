@@ -50,6 +50,7 @@ test-core:       ## the core in an environment without torch, numpy or transform
 	PYTHONPATH=. $(VENV)-core/bin/pytest tests/core -m 'not nightly' -p no:cacheprovider
 
 nightly: $(STAMP)  ## the long proofs: 10,000 workloads, soaks
+	$(BIN)/pip install --quiet -e '.[clients]'
 	$(BIN)/pytest -m 'nightly or not nightly' --timeout 7200 --soak-seconds 3600
 
 soak: $(STAMP)   ## the server under 64 clients for two minutes

@@ -201,6 +201,7 @@ class ServeConfig:
     max_depth: int = setting(32, "Deepest nesting of objects and lists in a body.", "levels")
     max_n: int = setting(128, "Choices of one prompt.", "choices")
     max_prompts: int = setting(256, "Prompts of one request.", "prompts")
+    max_choices: int = setting(1024, "Choices of one request, over all of its prompts.", "choices")
     max_messages: int = setting(4096, "Messages of one conversation.", "messages")
     max_stop_sequences: int = setting(64, "Stop texts, stop token ids or bad words of one request.", "items")
     max_stop_chars: int = setting(1024, "Length of a stop text or bad word.", "characters")
@@ -219,6 +220,7 @@ class ServeConfig:
             "max_depth",
             "max_n",
             "max_prompts",
+            "max_choices",
             "max_messages",
             "max_stop_sequences",
             "max_stop_chars",

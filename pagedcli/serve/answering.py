@@ -114,19 +114,20 @@ class Answer(Response):
             code = as_request_error(error).code
             self._state.on_error(code)
             await self._send_error(error, scope, receive, send)
-        self._state.on_end(
-            RequestRecord(
-                endpoint=scope["path"],
-                request_id=self._id,
-                status=self._status or _CLIENT_CLOSED,
-                stream=self._is_stream,
-                outputs=calls[0].ordered if calls else (),
-                error_code=code,
-                client=(scope.get("client") or ("",))[0],
-                seconds=time.monotonic() - began,
-                client_gone=gone,
+        finally:
+            self._state.on_end(
+                RequestRecord(
+                    endpoint=scope["path"],
+                    request_id=self._id,
+                    status=self._status or (_CLIENT_CLOSED if gone else 500),
+                    stream=self._is_stream,
+                    outputs=calls[0].ordered if calls else (),
+                    error_code=code,
+                    client=(scope.get("client") or ("",))[0],
+                    seconds=time.monotonic() - began,
+                    client_gone=gone,
+                )
             )
-        )
 
     async def _answer(self, body: CompletionBody | ChatBody, send: Send, calls: list[Call]) -> None:
         model = self._state.check_model(body.model)

@@ -18,7 +18,7 @@ from pagedcli.errors import PagedError, RequestError
 from pagedcli.serve.body import ClientGoneError
 from pagedcli.serve.errors import as_request_error, error_response
 from pagedcli.serve.routes import Routes
-from pagedcli.serve.security import KeyGate
+from pagedcli.serve.security import KeyGate, OriginGate
 from pagedcli.serve.state import ServerState
 from pagedcli.serve.validation import printable
 
@@ -28,6 +28,7 @@ def create_app(state: ServerState) -> ASGIApp:
     app: ASGIApp = make_routes(state)
     if state.keys:
         app = KeyGate(app, state.keys)
+    app = OriginGate(app, state.config.cors_origins)
     if state.config.cors_origins:
         # Outermost: a browser asks before it sends a key.
         app = CORSMiddleware(

@@ -92,6 +92,7 @@ _OPEN = ("/health", "/ready")
 _ERRORS = {
     "400": "The request is wrong: param names the field",
     "401": "A key is needed",
+    "403": "A web page asks that may not",
     "404": "The model or the request is not there",
     "413": "The body is too large",
     "429": "Too many requests wait: Retry-After says when to come again",

@@ -76,6 +76,12 @@ def completion_request(
     """What `POST /v1/completions` asks for; RequestError naming the field that cannot be served."""
     params = _completion_params(body, defaults, config)
     prompts = _prompts(body.prompt, config)
+    if len(prompts) * params.n > config.max_choices:
+        raise _invalid(
+            f"{len(prompts)} prompts with {params.n} choices each are {len(prompts) * params.n:,}: this server "
+            f"gives at most {config.max_choices:,}",
+            "n",
+        )
     common = _common(body, params, max_model_len)
     add = body.add_special_tokens
     specs = tuple(RequestSpec(prompt=prompt, add_special_tokens=add, **common) for prompt in prompts)

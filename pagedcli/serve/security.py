@@ -1,6 +1,6 @@
-"""Who may ask: API keys, compared in constant time, on every route that is not open to everybody.
+"""Who may ask: API keys, compared in constant time, on every route that is not open to everybody; and no web page.
 
-May import starlette's types and `errors`. A middleware round the whole application, so that a new route, a page of
+May import starlette's types and `errors`. Middlewares round the whole application, so that a new route, a page of
 documentation and an unknown path are closed unless they are named here.
 """
 
@@ -47,6 +47,34 @@ class KeyGate:
         # All keys are compared, whichever matches: how long it takes says nothing.
         matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
         return kind.lower() == b"bearer" and any(matches)
+
+
+class OriginGate:
+    """Refuses what a web page posts, unless it is one of those that may ask.
+
+    A page cannot read an answer without our leave, but a browser would still deliver its question, to a server on the
+    reader's own machine. Programs that are no browsers send no `Origin`.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
+        self._app = app
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI call."""
+        if scope["type"] != "http" or scope["method"] != "POST" or self._is_allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        error = RequestError(
+            "web pages of other origins may not ask: start the server with --set serve.cors_origins='[\"ORIGIN\"]'",
+            code="origin_not_allowed",
+            status=403,
+        )
+        await error_response(error)(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        origins = {value for name, value in scope["headers"] if name == b"origin"}
+        return b"*" in self._origins or origins <= self._origins
 
 
 def read_keys(

@@ -298,3 +298,5 @@ def test_a_defect_tells_no_story(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "internal_error"
         assert "secret" not in answer.text
+        server.wait_until(lambda: bool(server.records))
+        assert server.records[0].status == 500

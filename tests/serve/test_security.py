@@ -123,6 +123,21 @@ def test_cors_is_off_by_default() -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
+@pytest.mark.parametrize("origin", ["https://example.org", "null", "http://127.0.0.1:8000", ""])
+def test_a_web_page_may_not_even_post(origin: str) -> None:
+    """A browser delivers such a question without asking first."""
+    body = json.dumps({"prompt": "a", "max_tokens": 1})
+    with served() as server:
+        headers = {"Origin": origin, "Content-Type": "text/plain"}
+        answer = server.http.post(server.url + "/v1/completions", headers=headers, content=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+        assert not server.records
+        assert server.http.get(server.url + "/health", headers=headers).status_code == 200
+    with served(cors_origins=("*",)) as server:
+        answer = server.http.post(server.url + "/v1/completions", headers=headers, content=body)
+        assert answer.status_code == 200
+
+
 def test_bounds_are_the_servers_to_set() -> None:
     with served(max_n=2, max_stop_sequences=1, max_stop_chars=3, max_logit_bias=1, max_prompts=2) as server:
         for fields, field in [
@@ -140,6 +155,10 @@ def test_bounds_are_the_servers_to_set() -> None:
             assert error["param"] == field
             assert "at most" in error["message"]
         assert server.complete(prompt="a", n=2, stop="abc", logit_bias={"1": 1}, max_tokens=1)
+    with served(max_choices=3) as server:
+        error = server.refusal("/v1/completions", {"prompt": ["a", "b"], "n": 2})
+        assert error["param"] == "n"
+        assert server.complete(prompt=["a", "b", "c"], max_tokens=1)
     with served(max_depth=3) as server:
         assert server.complete(prompt="a", metadata={"a": {"b": 1}}, max_tokens=1)
         error = server.refusal("/v1/completions", {"prompt": "a", "metadata": {"a": {"b": {"c": {}}}}})
