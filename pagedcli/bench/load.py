@@ -120,17 +120,14 @@ class _Chunks:
 
 
 class _Exchange(asyncio.Protocol):
-    """One request on one connection."""
+    """One request on one connection; what comes is only put aside, with its time."""
 
-    def __init__(self, message: bytes, clock: Clock, on_event: Callable[[], None]) -> None:
+    def __init__(self, message: bytes, clock: Clock, on_data: Callable[[int], None] | None) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.head = b""
-        self.events: list[tuple[float, bytes]] = []
-        self.rest = b""
+        self.pieces: list[tuple[float, bytes]] = []
         self._message = message
         self._clock = clock
-        self._on_event = on_event
-        self._chunks: _Chunks | None = None
+        self._on_data = on_data
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -139,20 +136,9 @@ class _Exchange(asyncio.Protocol):
         transport.write(self._message)
 
     def data_received(self, data: bytes) -> None:
-        now = self._clock()
-        if not self.head:
-            self.rest += data
-            head, found, data = self.rest.partition(_HEAD_END)
-            if not found:
-                return
-            self.head, self.rest = head, b""
-            if b"transfer-encoding: chunked" in head.lower():
-                self._chunks = _Chunks()
-        body = self._chunks.feed(data) if self._chunks is not None else data
-        *events, self.rest = (self.rest + body).split(_EVENT_END)
-        self.events += [(now, event) for event in events]
-        for _ in events:
-            self._on_event()
+        self.pieces.append((self._clock(), data))
+        if self._on_data is not None:
+            self._on_data(len(data))
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.over.done():
@@ -164,6 +150,34 @@ class _Exchange(asyncio.Protocol):
             self._transport.abort()
 
 
+@dataclass(slots=True)
+class _Received:
+    """Pieces taken apart: the head, then the events with the time at which each was complete."""
+
+    head: bytes = b""
+    events: list[tuple[float, bytes]] = field(default_factory=list)
+    rest: bytes = b""
+
+    @classmethod
+    def of(cls, pieces: Sequence[tuple[float, bytes]]) -> _Received:
+        """From what a connection brought."""
+        received = cls()
+        chunks: _Chunks | None = None
+        for moment, piece in pieces:
+            data = piece
+            if not received.head:
+                head, found, data = (received.rest + piece).partition(_HEAD_END)
+                if not found:
+                    received.rest = head
+                    continue
+                received.head, received.rest = head, b""
+                chunks = _Chunks() if b"transfer-encoding: chunked" in head.lower() else None
+            body = chunks.feed(data) if chunks is not None else data
+            *events, received.rest = (received.rest + body).split(_EVENT_END)
+            received.events += [(moment, event) for event in events]
+        return received
+
+
 async def run_load(
     target: Target,
     requests: Sequence[LoadRequest],
@@ -171,7 +185,7 @@ async def run_load(
     timeout_s: float = 600.0,
     clock: Clock = time.perf_counter,
     sleep: Sleep = asyncio.sleep,
-    on_event: Callable[[], None] = lambda: None,
+    on_data: Callable[[int], None] | None = None,
 ) -> list[Answer]:
     """Send each request when it is due, whether or not the earlier ones are answered.
 
@@ -181,7 +195,7 @@ async def run_load(
         timeout_s: For each request, from when it is sent; longer ones fail.
         clock: Seconds.
         sleep: Waits for an arrival.
-        on_event: Called for each event that was read.
+        on_data: Called with the size of each piece of data that comes.
 
     Returns:
         One answer per request, in their order.
@@ -194,19 +208,23 @@ async def run_load(
         delay = started + request.arrival_s - clock()
         if delay > 0:
             await sleep(delay)
-        return await _exchange(target, message, timeout_s, clock, on_event)
+        return await _exchange(target, message, timeout_s, clock, on_data)
 
     return list(await asyncio.gather(*(one(request) for request in requests)))
 
 
 async def _exchange(
-    target: Target, message: bytes, timeout_s: float, clock: Clock, on_event: Callable[[], None]
+    target: Target,
+    message: bytes,
+    timeout_s: float,
+    clock: Clock,
+    on_data: Callable[[int], None] | None,
 ) -> Answer:
     answer = Answer(clock())
     loop = asyncio.get_running_loop()
     try:
         _, exchange = await loop.create_connection(
-            lambda: _Exchange(message, clock, on_event), target.host, target.port
+            lambda: _Exchange(message, clock, on_data), target.host, target.port
         )
     except OSError as error:
         answer.end_s, answer.error = clock(), f"cannot connect: {error}"
@@ -217,13 +235,13 @@ async def _exchange(
         answer.error = f"not answered within {timeout_s:g} s"
     finally:
         exchange.abort()
-    answer.end_s = clock()
-    _read(exchange, answer)
+    answer.end_s = exchange.pieces[-1][0] if exchange.pieces else clock()
+    _read(_Received.of(exchange.pieces), answer)
     return answer
 
 
-def _read(exchange: _Exchange, answer: Answer) -> None:
-    """Take what came apart, after the last byte: parsing must not delay the readings of others."""
+def _read(exchange: _Received, answer: Answer) -> None:
+    """What a connection brought as an answer."""
     if not exchange.head:
         answer.error = answer.error or "the connection was closed without an answer"
         return

@@ -61,10 +61,10 @@ class ServerCommand:
         return cls(name, tuple(shlex.split(line)))
 
 
-def our_server(arguments: Sequence[str] = ()) -> ServerCommand:
+def our_server(arguments: Sequence[str] = (), *, name: str = "paged") -> ServerCommand:
     """`paged serve` of this installation."""
     command = (*PAGED, "serve", "--port", "{port}", "--quiet", *arguments)
-    return ServerCommand("paged", command, "/ready")
+    return ServerCommand(name, command, "/ready")
 
 
 def free_port() -> int:

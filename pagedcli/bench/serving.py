@@ -183,6 +183,9 @@ def main(
     rounds: Annotated[int, typer.Option(help="Pairs of runs for the overhead; 0 leaves it out.")] = 5,
     rate: Annotated[list[float] | None, typer.Option(help="Requests per second; may be repeated.")] = None,
     seconds: Annotated[float, typer.Option(help="Time at each rate; 0 leaves the rates out.")] = 30.0,
+    max_itl_ms: Annotated[
+        float | None, typer.Option(help="Measure the rates with this pace wanted, too.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Measure `paged serve`, and other servers beside it."""
@@ -199,7 +202,10 @@ def main(
             "rounds": [asdict(pair) | {"ratio": pair.ratio} for pair in pairs],
         }
     if seconds:
-        servers = [our_server(arguments), *map(ServerCommand.parse, peer or ())]
+        servers = [our_server(arguments)]
+        if max_itl_ms is not None:
+            servers.append(our_server((*arguments, "--max-itl-ms", f"{max_itl_ms:g}"), name="paged, paced"))
+        servers += map(ServerCommand.parse, peer or ())
         rows = list(measure_rates(servers, rate or [1.0, 2.0, 4.0], seconds=seconds, say=console))
         console.print(rates_table(rows))
         figures["rates"] = [row.as_dict() for row in rows]

@@ -37,16 +37,20 @@ class FakeServer:
         while self.now < due:
             await asyncio.sleep(0)
 
-    def read(self) -> None:
-        self.num_read += 1
+    def read(self, size: int) -> None:
+        self.num_read += size
 
-    async def write(self, writer: asyncio.StreamWriter, data: bytes, at: float, *, events: int = 1) -> None:
-        """Send chunks; the moment counts once the client has read so many events of it."""
+    async def write(self, writer: asyncio.StreamWriter, data: bytes, at: float) -> None:
+        """Send a chunk at a moment; the clock stands still until the client has read all of it."""
         while self.now < at:
             self.now += 1 / 64
             await asyncio.sleep(0)
-        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        self.num_written += events
+        await self.send(writer, f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    async def send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        """Send bytes as they are, and wait until they are read."""
+        writer.write(data)
+        self.num_written += len(data)
         while self.num_read < self.num_written:
             await asyncio.sleep(0)
 
@@ -68,7 +72,7 @@ def run(serve: Serve, requests: Sequence[LoadRequest], **options: Any) -> list[A
         async with server:
             target = Target("127.0.0.1", server.sockets[0].getsockname()[1])
             answers = await run_load(
-                target, requests, clock=fake.clock, sleep=fake.sleep, on_event=fake.read, **options
+                target, requests, clock=fake.clock, sleep=fake.sleep, on_data=fake.read, **options
             )
             await asyncio.gather(*fake.tasks)
             return answers
@@ -87,7 +91,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 async def known_delays(fake: FakeServer, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
     """First token after 1/4 s, then gaps of 1/8, 1/8, 1/2 and 1/8 s, the end 1/16 s later."""
-    writer.write(HEAD)
+    await fake.send(writer, HEAD)
     at = fake.now + 0.25
     await fake.write(writer, event("a"), at)
     for gap in (0.125, 0.125, 0.5, 0.125):
@@ -95,8 +99,8 @@ async def known_delays(fake: FakeServer, writer: asyncio.StreamWriter, body: dic
         await fake.write(writer, event("b"), at)
     at += 0.0625
     last = b'data: {"choices": [], "usage": ' + json.dumps(USAGE).encode() + b"}\n\ndata: [DONE]\n\n"
-    await fake.write(writer, last, at, events=2)
-    writer.write(b"0\r\n\r\n")
+    await fake.write(writer, last, at)
+    await fake.send(writer, b"0\r\n\r\n")
 
 
 def test_known_delays_give_exactly_the_known_figures() -> None:
@@ -120,14 +124,14 @@ async def by_request(fake: FakeServer, writer: asyncio.StreamWriter, body: dict[
     """Fails in the way that it is asked to."""
     kind = body["kind"]
     if kind == "refused":
-        writer.write(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 9\r\n\r\nqueue full"[:-1])
+        await fake.send(writer, b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 9\r\n\r\nqueue full"[:-1])
     elif kind == "cut":
-        writer.write(HEAD)
+        await fake.send(writer, HEAD)
         await fake.write(writer, event("half"), fake.now + 0.125)
     elif kind == "event":
-        writer.write(HEAD)
-        await fake.write(writer, b'data: {"error": {"code": "x"}}\n\ndata: [DONE]\n\n', fake.now, events=2)
-        writer.write(b"0\r\n\r\n")
+        await fake.send(writer, HEAD)
+        await fake.write(writer, b'data: {"error": {"code": "x"}}\n\ndata: [DONE]\n\n', fake.now)
+        await fake.send(writer, b"0\r\n\r\n")
     elif kind == "silent":
         pass
     else:
@@ -160,10 +164,10 @@ def test_requests_are_sent_when_they_are_due_not_when_others_are_answered() -> N
 
     async def note(fake: FakeServer, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         arrivals.append(fake.now)
-        writer.write(HEAD)
+        await fake.send(writer, HEAD)
         await fake.write(writer, event("a"), fake.now + 8.0)
         await fake.write(writer, b"data: [DONE]\n\n", fake.now)
-        writer.write(b"0\r\n\r\n")
+        await fake.send(writer, b"0\r\n\r\n")
 
     answers = run(note, [LoadRequest({}, arrival_s) for arrival_s in (0.0, 1.0, 2.0)])
     assert [answer.error for answer in answers] == [None] * 3

@@ -109,7 +109,7 @@ def test_a_thousand_open_streams(tiny_checkpoint: MakeModel) -> None:
     )
     most_open = 0
 
-    def count() -> None:
+    def count(size: int) -> None:
         nonlocal most_open
         most_open = max(most_open, len(server.state.open))
 
@@ -127,7 +127,7 @@ def test_a_thousand_open_streams(tiny_checkpoint: MakeModel) -> None:
             )
             for number in range(STREAMS)
         ]
-        answers = asyncio.run(run_load(Target(*server.address), requests, on_event=count))
+        answers = asyncio.run(run_load(Target(*server.address), requests, on_data=count))
         server.assert_no_block_lost()
     report = summarize(answers)
     assert (report.failed, report.errors) == (0, {})
