@@ -1,6 +1,6 @@
 """Output rows: what the engine returned, or an error -> one JSON object, in the shape in which the row came.
 
-May import `core`, `engine.outputs`, `errors` and `rows`. Rows are compact JSON in UTF-8 with a line feed.
+May import `serve.bodies`, `engine.outputs`, `errors` and `rows`. Rows are compact JSON in UTF-8 with a line feed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from typing import Any
 
 from pagedcli.cli.row_fields import RowKind
 from pagedcli.cli.rows import Row
-from pagedcli.core.request import FinishReason
 from pagedcli.engine.outputs import RequestOutput, SampleOutput, TokenLogprobs
 from pagedcli.errors import PagedError, RequestError
-
-# OpenAI's clients know only its own reasons: an end that the user set is a length.
-_OPENAI_REASONS = {FinishReason.DEADLINE: "length", FinishReason.PAGE_CAP: "length"}
+from pagedcli.serve.bodies import Shape, answer_body, completion_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,39 +115,6 @@ def _echoed(sample: SampleOutput, output: RequestOutput, row: Row) -> Sequence[T
     return [*(output.prompt_logprobs or ()), *own] if row.params.echo else own
 
 
-def completion_logprobs(items: Sequence[TokenLogprobs | None], prompt: str | None) -> dict[str, Any]:
-    """As OpenAI's completions write them; the first token of a prompt has none."""
-    after = items[1] if len(items) > 1 else None
-    first = (prompt or "")[: after.offset if after else None]
-    return {
-        "tokens": [item.text if item else first for item in items],
-        "token_logprobs": [item.logprob if item else None for item in items],
-        "top_logprobs": [_top_dict(item) if item else None for item in items],
-        "text_offset": [item.offset if item else 0 for item in items],
-    }
-
-
-def _top_dict(item: TokenLogprobs) -> dict[str, float]:
-    """Alternatives by text, and the token itself; of tokens with one text the most probable counts."""
-    result: dict[str, float] = {}
-    for top in item.top:
-        result.setdefault(top.text, top.logprob)
-    result.setdefault(item.text, item.logprob)
-    return result
-
-
-def _chat_logprobs(items: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    content = []
-    for item in items:
-        tops = [_chat_token(top.text, top.logprob) for top in item.top]
-        content.append(_chat_token(item.text, item.logprob) | {"top_logprobs": tops})
-    return {"content": content, "refusal": None}
-
-
-def _chat_token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
 def _batch_row(row: Row, status: int, body: dict[str, Any]) -> dict[str, Any]:
     """Ids follow from the line, so that a rerun writes the same ones."""
     response = {"status_code": status, "request_id": f"req_{row.line}", "body": body}
@@ -158,48 +122,24 @@ def _batch_row(row: Row, status: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _openai_body(row: Row, output: RequestOutput, style: RowStyle) -> dict[str, Any]:
+    """What `paged serve` would have answered."""
     is_chat = row.kind is RowKind.CHAT
-    make_choice = _chat_choice if is_chat else _completion_choice
-    usage = output.usage
-    return {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{row.line}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": style.created,
-        "model": style.model,
-        "choices": [make_choice(sample, output, row, style) for sample in output.samples],
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        },
-    }
+    params = row.params
+    shape = Shape(
+        id=f"{'chatcmpl' if is_chat else 'cmpl'}-{row.line}",
+        model=style.model,
+        created=style.created,
+        is_chat=is_chat,
+        echo=params.echo,
+        logprobs=params.logprobs is not None,
+        # An echo brings them with the others.
+        prompt_logprobs=params.prompt_logprobs is not None and not params.echo,
+        token_ids=style.token_ids,
+        n=params.n,
+        token_bytes=_unknown_bytes,
+    )
+    return answer_body(shape, [output])
 
 
-def _openai_reason(sample: SampleOutput) -> str | None:
-    reason = sample.finish_reason
-    return None if reason is None else _OPENAI_REASONS.get(reason, reason.value)
-
-
-def _chat_choice(sample: SampleOutput, output: RequestOutput, row: Row, style: RowStyle) -> dict[str, Any]:
-    logprobs = _chat_logprobs(sample.logprobs or ()) if row.params.logprobs is not None else None
-    choice = {
-        "index": sample.index,
-        "message": {"role": "assistant", "content": sample.text},
-        "logprobs": logprobs,
-        "finish_reason": _openai_reason(sample),
-    }
-    return choice | ({"token_ids": list(sample.token_ids)} if style.token_ids else {})
-
-
-def _completion_choice(
-    sample: SampleOutput, output: RequestOutput, row: Row, style: RowStyle
-) -> dict[str, Any]:
-    wanted = row.params.logprobs is not None
-    choice = {
-        "index": sample.index,
-        "text": sample.text,
-        "logprobs": completion_logprobs(_echoed(sample, output, row), output.prompt) if wanted else None,
-        "finish_reason": _openai_reason(sample),
-    }
-    return choice | ({"token_ids": list(sample.token_ids)} if style.token_ids else {})
+def _unknown_bytes(token_id: int) -> None:
+    """Rows are written without the tokenizer at hand: the bytes of a token are those of its text."""

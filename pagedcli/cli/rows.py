@@ -1,14 +1,14 @@
 """Input rows: one line of a JSONL or text file -> `Row`, ready for the engine or with the error that it has.
 
-May import `core`, `config_file` and `errors`. A bad row never raises: it becomes a row with `error` set, so that one
-output row comes of every line. Ids are unique in a file: a later row with the id of an earlier one is an error.
+May import `core`, `serve.strict_json`, `config_file` and `errors`. A bad row never raises: it becomes a row with
+`error` set, so that one output row comes of every line. Ids are unique in a file: a later row with the id of an
+earlier one is an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ from pagedcli.cli.row_fields import (
 )
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import RequestError
+from pagedcli.serve import strict_json
 
 _INPUTS = ("prompt", "messages", "prompt_token_ids")
 _ROW_FIELDS = ("id", *_INPUTS, "chat_template_kwargs", *SAMPLING_FIELDS)
@@ -63,19 +64,6 @@ class Row:
     error: RequestError | None = None
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for index, name in enumerate(names) if name in names[:index])
-        raise ValueError(f"{twice!r} is given twice")
-    return result
-
-
 def _decode(line: Line) -> str:
     if line.too_long:
         raise invalid(f"the line is longer than {len(line.data) - 1} bytes: split it", code="line_too_long")
@@ -90,17 +78,10 @@ def _decode(line: Line) -> str:
 
 def _parse_json(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_pairs)
-    except json.JSONDecodeError as error:
+        value = strict_json.parse(text)
+    except strict_json.JSONTextError as error:
         plain = "" if text.lstrip().startswith(("{", "[")) else _PLAIN_TEXT
-        message = f"not JSON: {error.msg} at character {error.pos + 1}{plain}"
-        raise invalid(message, code="invalid_json") from None
-    except RecursionError:
-        raise invalid("not JSON that can be read: nested too deeply", code="invalid_json") from None
-    except ValueError as error:
-        # The hooks' own words, or Python's about a number of more digits than it reads.
-        words = "a number has too many digits" if "integer string conversion" in str(error) else error
-        raise invalid(f"not JSON that can be read: {words}", code="invalid_json") from None
+        raise invalid(f"{error}{plain}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid('not a JSON object: write {"prompt": "..."}', code="invalid_json")
     return value

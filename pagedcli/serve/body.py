@@ -1,7 +1,7 @@
 """Bodies of requests: bytes within a limit, then JSON without its loopholes, then an object.
 
-May import starlette's types and `errors`. What RFC 8259 leaves to the reader is refused: numbers that are none (NaN,
-Infinity), a name given twice, more nesting than anything here needs.
+May import starlette's types, `strict_json` and `errors`. More nesting than anything here needs is refused too, and half
+a surrogate pair, so that what comes after this need not think of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from starlette.types import Receive, Scope
 
 from pagedcli.errors import RequestError
+from pagedcli.serve import strict_json
 
 PARSE_ASIDE_BYTES = 1 << 16
 """Bodies from this size on are parsed on a worker thread, so that no other request waits for them."""
@@ -78,28 +79,9 @@ def _text(body: bytes) -> str:
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_pairs)
-    except json.JSONDecodeError as error:
-        raise _invalid(f"the body is not JSON: {error.msg} at character {error.pos + 1}") from None
-    except RecursionError:
-        raise _invalid("the body is nested too deeply") from None
-    except ValueError as error:
-        # The hooks' own words, or Python's about a number of more digits than it reads.
-        words = "a number has too many digits" if "integer string conversion" in str(error) else error
-        raise _invalid(f"the body is not JSON that can be read: {words}") from None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{twice[:40]!r} is given twice")
-    return result
+        return strict_json.parse(text)
+    except strict_json.JSONTextError as error:
+        raise _invalid(f"the body is {error}") from None
 
 
 def _check_depth(value: Any, max_depth: int) -> None:
