@@ -34,6 +34,9 @@ FLUSH_S = 5
 INTERRUPTED = 130
 BACKLOG = 4096
 """Connections that the system keeps until they are accepted."""
+IDLE_S = 75
+"""Time that a connection is kept between two requests: longer than clients keep theirs, or one closes what the other
+is about to use."""
 
 
 class State(StrEnum):
@@ -192,6 +195,7 @@ def serve(
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=FLUSH_S,
+        timeout_keep_alive=IDLE_S,
         **(options or {}),
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
