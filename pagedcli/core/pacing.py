@@ -16,12 +16,12 @@ import math
 from enum import StrEnum
 
 from pagedcli.core.plan import PlanEntry, StepPlan
-from pagedcli.core.policy import prompt_budget
+from pagedcli.core.policy import PACE_MARGIN, prompt_budget
 from pagedcli.core.request import Request
 
 FASTER_SHARE = 0.25
 """Part of an improvement that is believed at once."""
-MOST_DECODES = 0.75
+MOST_DECODES = 0.9
 """Part of a step with prompt tokens that its decodes take at most: what one prompt token costs stays above nothing."""
 FIRST_TOKEN_S = 1e-3
 """Seconds for a prompt token before any was seen: a slow machine's, so that the first chunk is a small one."""
@@ -101,11 +101,8 @@ class Pacer:
             return MissCause.HOST
         num_decodes = sum(map(_is_decode, plan.entries))
         only_decodes = num_decodes == len(plan.entries)
-        if (
-            plan.step > request.token_step + 1
-            or only_decodes
-            or self._decodes_s(num_decodes) > self.max_itl_s
-        ):
+        too_many = self._decodes_s(num_decodes) >= self.max_itl_s * PACE_MARGIN
+        if plan.step > request.token_step + 1 or only_decodes or too_many:
             return MissCause.BATCH
         return MissCause.PREFILL
 

@@ -30,6 +30,9 @@ MIN_CHUNK = 16
 PACE_MARGIN = 0.9
 """Part of the longest time between two tokens that a step is planned to take."""
 
+LATE_SHARE = 0.25
+"""Time for prompts, over that of the decodes, where these alone take longer than is wanted."""
+
 FIRST_RANK = -(1 << 62)
 """Rank of a request that was passed over as often as allowed: before all others, and the last to be a victim."""
 
@@ -136,10 +139,13 @@ def split_budget(budget: int, needs: Sequence[int]) -> list[int]:
 def prompt_budget(wanted_s: float, decodes_s: float, token_s: float) -> int:
     """Prompt tokens of a step that is to take `wanted_s` at most, its decodes included.
 
-    Some of the time is left for what cannot be foreseen. Never less than `MIN_CHUNK`: prompts that are never computed
-    would wait forever (P5), so where the decodes alone take too long, requests are late and not lost.
+    Some of the time is left for what cannot be foreseen. Where the decodes alone take too long, the pace is lost
+    whatever prompts do, and they take a fixed share: holding them back would make everybody late. Never less than
+    `MIN_CHUNK`: prompts that are never computed would wait forever (P5).
     """
-    return max(MIN_CHUNK, int((wanted_s * PACE_MARGIN - decodes_s) / token_s))
+    planned_s = wanted_s * PACE_MARGIN
+    prompts_s = planned_s - decodes_s if decodes_s < planned_s else decodes_s * LATE_SHARE
+    return max(MIN_CHUNK, int(prompts_s / token_s))
 
 
 def may_join(need: int, room: int, prefills: Sequence[int], *, is_first: bool) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 WORKLOADS = "workloads"
 POOL, KV, ROSTER = "core/block_pool.py", "core/kv_manager.py", "core/roster.py"
 SCHEDULER, BUILDER, POLICY = "core/scheduler.py", "core/builder.py", "core/policy.py"
-QUEUE, LIMITS, LOOP = "core/queue.py", "core/limits.py", "engine/core.py"
+QUEUE, LIMITS, LOOP, PACING = "core/queue.py", "core/limits.py", "engine/core.py", "core/pacing.py"
 
 
 @dataclass(frozen=True)
@@ -119,4 +119,17 @@ MUTANTS = (
         "test_scheduler:test_static_batch_admits_nobody_and_frees_nothing_until_it_ends('paged')"),
     one("KV use counts shared blocks twice", ROSTER, "self.gauges.table_tokens - self.kv.duplicate_tokens()",
         "self.gauges.table_tokens"),
+    # the pace of running requests
+    one("prompts may use the whole budget", SCHEDULER, "plan.budget -= held", "held = 0",
+        "test_pacing:test_running_requests_keep_their_pace_beside_a_stream_of_prompts(3)"),
+    one("prompts alone are held back, too", SCHEDULER, "self._pacer is None or plan.num_entries == 0",
+        "self._pacer is None", "test_pacing:test_a_prompt_alone_is_not_held_back"),
+    one("a guess that was too high stays", PACING, "if part > MOST_DECODES * seconds:", "if False:",
+        "test_pacing:test_a_guess_that_was_too_high_does_not_keep_chunks_small"),
+    one("slower is believed by and by", PACING, "measured if measured >= known else known + FASTER_SHARE",
+        "known + 0.02", "test_pacing:test_causes_are_told_apart"),
+    one("a preemption is taken for something else", PACING, "entry.epoch != request.token_epoch", "False",
+        "test_pacing:test_preemption_is_a_cause"),
+    one("no margin, and no floor", POLICY, "max(MIN_CHUNK, int(", "max(0, int(",
+        "test_pacing:test_a_pace_that_cannot_be_kept_makes_late_and_not_lost"),
 )  # fmt: skip

@@ -149,6 +149,11 @@ def test_a_pace_that_cannot_be_kept_makes_late_and_not_lost() -> None:
     for _ in range(10):
         machine.step()
     machine.add(9, 600, 3)
+    while 9 not in machine.outputs:
+        machine.step()
+    assert all(len(machine.outputs[number]) < 60 for number in range(4)), "it waited for the others to end"
+    chunks = [prompt for _, prompt, _ in machine.steps[-14:] if prompt]
+    assert chunks[-2] > 35, "a quarter of the decodes' time is fifty prompt tokens a step"
     machine.drain()
     assert len(machine.outputs[9]) == 3
     assert machine.misses[MissCause.BATCH] > 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ from pagedcli.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from pagedcli.core.block_pool import BlockKey
 from tests.conftest import MakeModel
 from tests.fakes import FakeExecutor
-from tests.serve.support import Served, scripted_engine, served
+from tests.serve.support import Served, http_post, scripted_engine, served
 
 
 @contextmanager
@@ -148,6 +150,22 @@ def test_A8_what_does_not_fit_is_the_same_error_with_and_without_prefix_caching(
             assert server.refusal(path, {**body, "stream": True}) == errors[-1]
     assert errors[0] == errors[1]
     assert errors[0]["code"] == "prompt_too_long"
+
+
+@pytest.mark.parametrize("prompt_length", [5, 900])
+def test_A18_pages_are_free_within_two_steps_of_a_client_that_left(prompt_length: int) -> None:
+    """In the middle of a stream, and in the middle of a prefill of fifteen steps."""
+    executor = FakeExecutor(num_blocks=512, max_model_len=1024, step_seconds=0.15, threaded=True)
+    with served(scripted_engine(executor, max_num_batched_tokens=64, depth=1)) as server:
+        body = json.dumps({"prompt": "x" * prompt_length, "max_tokens": 100, "stream": True}).encode()
+        connection = socket.create_connection(server.address, timeout=20)
+        connection.sendall(http_post("/v1/completions", body))
+        server.wait_until(lambda: len(executor.plans) >= 3)
+        assert server.engine.client.stats().blocks_used > 0
+        begun = len(executor.plans)
+        connection.close()
+        server.wait_until(lambda: server.engine.client.stats().blocks_used == 0)
+        assert len(executor.plans) - begun <= 2
 
 
 def test_C2_a_short_request_does_not_wait_behind_a_huge_prefill() -> None:

@@ -169,3 +169,29 @@ def test_the_dashboard_names_metrics_that_exist(scrape: Scrape) -> None:
         assert names <= known, f"{names - known} of {expression}"
     wanted = {"paged:executor_busy_ratio", "vllm:kv_cache_usage_perc", "paged:requests_rejected_total"}
     assert all(any(name in expression for expression in expressions) for name in wanted)
+
+
+def expanded(name: str) -> list[str]:
+    """`a_{b,c}_d{label}` as a_b_d and a_c_d; labels go."""
+    match = re.search(r"_\{([a-z_,]+)\}", name)
+    if match is None:
+        return [re.sub(r"\{.*", "", name)]
+    return [
+        each
+        for part in match[1].split(",")
+        for each in expanded(f"{name[: match.start()]}_{part}{name[match.end() :]}")
+    ]
+
+
+def test_the_page_lists_exactly_what_is_there(scrape: Scrape) -> None:
+    page = (ROOT / "docs" / "serve.md").read_text()
+    table = page[page.index("## Metrics") : page.index("## Logs")]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {
+        each
+        for row in rows
+        for name in re.findall(r"`((?:vllm|paged):[^`]+)`", row)
+        for each in expanded(name)
+    }
+    counters = {f"{name}_total" for name in COUNTERS}
+    assert named == HISTOGRAMS | GAUGES | counters
