@@ -87,7 +87,7 @@ class ServerProcess:
         self.command = command
         self.port = free_port()
         self._timeout_s = timeout_s
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _stop
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -101,20 +101,22 @@ class ServerProcess:
         return Target("127.0.0.1", self.port, path)
 
     def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._stop)
+            self._start()
+            deadline = time.monotonic() + self._timeout_s
+            while not self.is_ready():
+                self._check(deadline)
+                time.sleep(POLL_S)
+            stack.pop_all()
+        return self
+
+    def _start(self) -> None:
         line = [part.replace("{port}", str(self.port)) for part in self.command.command]
         try:
             self._process = subprocess.Popen(line, stdout=self._log, stderr=subprocess.STDOUT)
         except OSError as error:
             raise ServerError(f"{self.command.name} cannot be started: {error}") from error
-        deadline = time.monotonic() + self._timeout_s
-        try:
-            while not self.is_ready():
-                self._check(deadline)
-                time.sleep(POLL_S)
-        except BaseException:
-            self._stop()
-            raise
-        return self
 
     def _check(self, deadline: float) -> None:
         assert self._process is not None
@@ -145,9 +147,9 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._log.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
-        self._log.close()

@@ -40,7 +40,7 @@ STREAM_COUNTS = (1, 32, 256)
 def token_prompts(count: int, *, seed: int, lengths: tuple[int, int]) -> list[list[int]]:
     """Prompts of random ids, lengths drawn evenly from the closed range."""
     rng = random.Random(seed)
-    return [[rng.randrange(1000, VOCAB) for _ in range(rng.randint(*lengths))] for _ in range(count)]
+    return [[rng.randrange(VOCAB // 40, VOCAB) for _ in range(rng.randint(*lengths))] for _ in range(count)]
 
 
 def completion_body(prompt: list[int], output_tokens: int) -> dict[str, Any]:
