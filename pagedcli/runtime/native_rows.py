@@ -1,7 +1,8 @@
 """What one slot's request wants of the native sampler: its row of `SAMPLE_ROW`, made at admission.
 
 Imports numpy, `paged_kernels.native` and `core`. The order of operations is told in `sampling_rows`, whose torch code
-gives the same result. A row holds addresses of arrays; `SlotSampling` keeps those alive.
+gives the same result. A row holds addresses of arrays; `SlotSampling` keeps those alive. The slots of the kernels fill
+in what changes from step to step: tokens, position, row of logits.
 """
 
 from __future__ import annotations
@@ -32,19 +33,17 @@ class SlotSampling:
     """One slot's sampling.
 
     Attributes:
-        row: [1] of SAMPLE_ROW; `logit_row` and `position` are filled in for each step.
-        num_prompt: Tokens at the front of the slot's tokens that are prompt.
-        prompt_logprobs: Alternatives for prompt tokens, None for no log-probabilities.
+        row: [1] of SAMPLE_ROW.
+        prompt_top: Alternatives for prompt tokens.
         kept: Arrays that `row` points into.
     """
 
     row: Array
-    num_prompt: int
-    prompt_logprobs: int | None
+    prompt_top: int
     kept: tuple[Array, ...]
 
 
-def make_slot_sampling(admission: Admission, vocab_size: int, tokens: Array) -> SlotSampling:
+def make_slot_sampling(admission: Admission, vocab_size: int) -> SlotSampling:
     """The sampling of a request that is admitted.
 
     Ids beyond the head's rows cannot be sampled, so that forbidding or biasing them is done already.
@@ -52,7 +51,6 @@ def make_slot_sampling(admission: Admission, vocab_size: int, tokens: Array) -> 
     Args:
         admission: What was asked for.
         vocab_size: Rows of the head.
-        tokens: [max_model_len + 1] int32, the slot's row of the token store.
     """
     params = admission.params
     row = np.zeros(1, SAMPLE_ROW)
@@ -60,10 +58,9 @@ def make_slot_sampling(admission: Admission, vocab_size: int, tokens: Array) -> 
         row[name] = getattr(params, name)
     row["seed"] = admission.seed & (2**64 - 1)
     row["sample_index"] = admission.sample_index
-    row["tokens"] = tokens.ctypes.data
     row["num_prompt"] = admission.num_prompt
     row["num_top"] = NO_LOGPROBS if params.logprobs is None else min(params.logprobs, vocab_size)
-    kept = [tokens]
+    kept: list[Array] = []
     _point(row, kept, "banned", "num_banned", _ids(_banned(params), vocab_size))
     _point(
         row,
@@ -75,7 +72,7 @@ def make_slot_sampling(admission: Admission, vocab_size: int, tokens: Array) -> 
     _allow(row, kept, params, vocab_size)
     _bias(row, kept, params, vocab_size)
     _bad_words(row, kept, params, vocab_size)
-    return SlotSampling(row, admission.num_prompt, params.prompt_logprobs, tuple(kept))
+    return SlotSampling(row, min(params.prompt_logprobs or 0, vocab_size), tuple(kept))
 
 
 def _point(row: Array, kept: list[Array], field: str, count: str, values: Array) -> None:

@@ -17,9 +17,9 @@
 extern "C" {
 #endif
 
-#define PAGED_SCRATCH_BYTES (32 << 20)
+#define PAGED_SCRATCH_BYTES (128 << 20)
 /* Largest vocabulary that a sampling row fits the scratch with. */
-#define PAGED_MAX_VOCABULARY (512 * 1024)
+#define PAGED_MAX_VOCABULARY (2048 * 1024)
 
 /* Rows of a packed table by token id. Items: rows. */
 typedef struct PagedEmbedding {
