@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
+shopt -s nullglob
 wheels=(dist/*manylinux*.whl)
 test "${#wheels[@]}" -eq 1 || { echo "dist/ must hold one manylinux wheel: make wheel"; exit 1; }
 
