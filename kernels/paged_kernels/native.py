@@ -40,7 +40,7 @@ NativeError = _native.Error
 
 DTYPES = {"float32": 0, "bfloat16": 1}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-STORED_DTYPES = {"F32": 0, "BF16": 1, "F16": 2, "F64": 3}
+STORED_DTYPES = {"F32": 0, "BF16": 1, "F16": 2, "F64": 3, "Q4_0": 4, "Q4_1": 5, "Q8_0": 6}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 BLOCK_N = 16
 BLOCK_K = 32
@@ -89,7 +89,7 @@ class StoredTensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """One of F32, BF16, F16 and F64."""
+        """One of F32, BF16, F16, F64, and for weights the blocks Q4_0, Q4_1 and Q8_0 of GGUF files."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ class Runtime:
 
     Args:
         threads: At least 1, the caller's included.
-        cpus: Logical CPUs to pin to, one per thread; empty: those that the process may use, in order.
+        cpus: Logical CPUs to pin to, one per thread; empty: the system places them.
         isa: Variant; empty: that of the environment variable PAGED_CPU_ISA, else the best one.
     """
 
@@ -151,13 +151,24 @@ class Runtime:
         """Pin the calling thread to the first CPU: for a thread that only runs programs."""
         self._native.bind_caller()
 
-    def pack(self, parts: Sequence[StoredTensor], dtype: str) -> PackedWeight:
-        """Pack tensors [rows, in_features] one below the other."""
+    def pack(
+        self,
+        parts: Sequence[StoredTensor],
+        dtype: str,
+        orders: Sequence[npt.NDArray[np.int64] | None] | None = None,
+    ) -> PackedWeight:
+        """Pack tensors [rows, in_features] one below the other.
+
+        Args:
+            parts: The tensors.
+            dtype: Of the packed weight.
+            orders: For each of them which of its rows comes where, [rows]; None: as they lie.
+        """
         in_features = parts[0].shape[1]
         rows = sum(part.shape[0] for part in parts)
         buffer = Buffer(packed_bytes(rows, in_features, dtype))
         offset = 0
-        for part in parts:
+        for part, order in zip(parts, orders or [None] * len(parts), strict=True):
             if len(part.shape) != 2 or part.shape[1] != in_features:
                 raise ShapeError(f"a part has shape {list(part.shape)}, expected [any, {in_features}]")
             self._native.pack(
@@ -168,6 +179,7 @@ class Runtime:
                 in_features,
                 part.data,
                 STORED_DTYPES[part.dtype],
+                order,
             )
             offset += part.shape[0]
         return PackedWeight(buffer, rows, in_features, dtype)
@@ -287,10 +299,10 @@ class Slots:
 
         request, slot, epoch, start, n, samples, logit_rows, new_blocks, admission
 
-    as in pagedcli's `PlanEntry` (epoch and admission are not looked at): compute positions start to start + n - 1 of the
-    slot's sequence and, if `samples`, the token after them. An entry that computes a position without a token, or beyond
-    the slot's blocks, is an AssertionError. The `row` of an admission holds addresses of arrays; the caller keeps those
-    alive until the slot is freed.
+    as in pagedcli's `PlanEntry` (epoch and admission are not looked at): compute positions start to start + n - 1 of
+    the slot's sequence and, if `samples`, the token after them. An entry that computes a position without a token, or
+    beyond the slot's blocks, is an AssertionError. The `row` of an admission holds addresses of arrays; the caller
+    keeps those alive until the slot is freed.
 
     Args:
         slots: Sequences that can run.

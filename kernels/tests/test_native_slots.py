@@ -1,4 +1,4 @@
-"""Steps of slots by one call: the same as the arrays laid out by hand, whatever the mix; memory for logits is bounded."""
+"""Steps of slots by one call: the same as arrays run by hand, whatever the mix; memory for logits is bounded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def row(num_prompt: int, **fields: Any) -> Array:
     return made
 
 
-def entry(slot: int, start: int, n: int, samples: bool, rows: tuple[int, ...], blocks: tuple[int, ...] = ()) -> Any:
+def entry(
+    slot: int, start: int, n: int, samples: bool, rows: tuple[int, ...], blocks: tuple[int, ...] = ()
+) -> Any:
     return (slot, slot, 0, start, n, samples, rows, blocks, None)
 
 
@@ -90,7 +92,8 @@ def test_a_step_equals_its_arrays_run_by_hand(isa: str) -> None:
     other.runtime.logprobs(logits, np.arange(16), wanted, np.full(16, 2), out)
     assert [found[2] for found in slots.prompt_scores()] == out.logprobs.tolist()
     assert [found[4] for found in slots.prompt_scores()] == [
-        tuple(zip(a[:2], b[:2], strict=True)) for a, b in zip(out.top_ids.tolist(), out.top.tolist(), strict=True)
+        tuple(zip(a[:2], b[:2], strict=True))
+        for a, b in zip(out.top_ids.tolist(), out.top.tolist(), strict=True)
     ]
 
 

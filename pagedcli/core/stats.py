@@ -53,8 +53,12 @@ class Counters:
 
     def copy(self) -> Counters:
         """A value that does not change any more."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return Counters(**{**values, "finished": dict(self.finished)})
+        copied = Counters(*[getattr(self, name) for name in _COUNTER_NAMES])
+        copied.finished = dict(self.finished)
+        return copied
+
+
+_COUNTER_NAMES = tuple(item.name for item in fields(Counters))
 
 
 @dataclass(frozen=True, slots=True)

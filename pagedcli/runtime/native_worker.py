@@ -14,6 +14,7 @@ from typing import Protocol
 
 from paged_kernels.native import HAS_FAULTS, HAS_PROMPT, HAS_SCORES, KVPool, Runtime, Slots
 
+from pagedcli.config_file import show_bytes
 from pagedcli.core.plan import Admission, PlanEntry, StepPlan, StepResult, TokenLogprob
 from pagedcli.core.sampling import MAX_LOGPROBS
 from pagedcli.engine.executor import ExecutorInfo
@@ -22,7 +23,6 @@ from pagedcli.models.load import Model
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.native_ops import NativeOps
 from pagedcli.runtime.faults import Fault
-from pagedcli.runtime.memory import show_bytes
 from pagedcli.runtime.native_rows import SlotSampling, make_slot_sampling
 
 

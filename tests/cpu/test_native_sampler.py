@@ -29,7 +29,11 @@ def make(
     admission = Admission((), (), num_prompt, sample_index, seed, params, stop_ids)
     store = np.array([*tokens, 0, 0], np.int32)
     made = make_slot_sampling(admission, vocab_size)
-    made.row["tokens"], made.row["position"], made.row["logit_row"] = store.ctypes.data, len(tokens), logit_row
+    made.row["tokens"], made.row["position"], made.row["logit_row"] = (
+        store.ctypes.data,
+        len(tokens),
+        logit_row,
+    )
     return dataclasses.replace(made, kept=(store, *made.kept))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from pagedcli.config import SchedulerConfig
 from pagedcli.core.kv_manager import PagedKV
 from pagedcli.core.plan import PlanEntry, StepPlan
 from pagedcli.core.request import Request
-from pagedcli.core.sampling import SamplingParams
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.core import EngineCore
 from pagedcli.errors import ConfigError

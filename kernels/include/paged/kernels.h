@@ -126,6 +126,7 @@ typedef struct PagedSelect {
 /* Rows row_offset to row_offset + rows - 1 of a packed weight, from a stored tensor. Items: blocks of 16 features. */
 typedef struct PagedPack {
     const void *source;   /* [rows, in_features] of source_dtype, row-major, any alignment */
+    const int64_t *order; /* [rows]: which row of the source comes where; null: as they lie */
     void *packed;         /* the whole packed weight, zeroed before the first part */
     int64_t rows, row_offset, in_features;
     int32_t source_dtype; /* any PagedDtype */

@@ -16,7 +16,11 @@ typedef enum PagedDtype {
     PAGED_F32 = 0,
     PAGED_BF16 = 1,
     PAGED_F16 = 2,
-    PAGED_F64 = 3
+    PAGED_F64 = 3,
+    /* Blocks of 32 elements as GGUF files have them: a float16 scale, in Q4_1 the least value too, then the codes. */
+    PAGED_Q4_0 = 4,
+    PAGED_Q4_1 = 5,
+    PAGED_Q8_0 = 6
 } PagedDtype;
 
 typedef enum PagedActivation {

@@ -156,6 +156,7 @@ private:
     void resolve_op(const Op& op, const Batch& batch);
     void resolve_attention(const Op& op, const Batch& batch);
     void plan_splits(PagedAttention& params, const Batch& batch);
+    void look_ahead();
     const Tiles& tiles_of(int64_t rows, const Batch& batch);
     Params& push(const PagedKernel& kernel);
     int64_t rows_of(const Value& value, const Batch& batch) const;

@@ -15,6 +15,8 @@ constexpr int64_t MAX_PARTIAL_BYTES = int64_t{64} << 20;
 // Memory for the logits of a step: more rows are computed one part after the other.
 constexpr int64_t MAX_LOGIT_BYTES = int64_t{128} << 20;
 constexpr int64_t LEAST_LOGIT_ROWS = 32;
+// Linears of so few rows wait for their weights.
+constexpr int64_t FEW_ROWS = 64;
 
 std::string text(int64_t number) { return std::to_string(number); }
 
@@ -51,6 +53,7 @@ void Program::prepare(const Batch& batch, int64_t logit_rows) {
 void Program::run(const Batch& batch) {
     prepare(batch, batch.num_logit_rows);
     resolve(batch, true);
+    look_ahead();
     output_rows_ = rows_of(output_value(), batch);
     pool_.run(calls_.data(), static_cast<int64_t>(calls_.size()));
 }
@@ -71,6 +74,7 @@ void Program::step(const Batch& batch, const LogitReader& reader) {
             resolve(part, true);
             reader({static_cast<const float*>(output()), stride(output_), first, part.num_logit_rows}, calls_);
         }
+        look_ahead();
         pool_.run(calls_.data(), static_cast<int64_t>(calls_.size()));
         calls_.clear();
         params_.clear();
@@ -207,6 +211,27 @@ void Program::resolve(const Batch& batch, bool per_logit_row) {
     for (const Op& op : ops_) {
         if (is_per_logit_row(op) == per_logit_row) {
             resolve_op(op, batch);
+        }
+    }
+}
+
+// While a call waits for its threads, the weights of the next linear can be on their way.
+void Program::look_ahead() {
+    Ahead next;
+    for (auto call = calls_.rbegin(); call != calls_.rend(); ++call) {
+        call->ahead = next;
+        if (call->kernel == &table_.linear) {
+            const auto& p = *static_cast<const PagedLinear*>(call->params);
+            const int64_t depth = (p.in_features + PAGED_BLOCK_K - 1) / PAGED_BLOCK_K * PAGED_BLOCK_K;
+            const int64_t bytes = p.out_features / PAGED_BLOCK_N * PAGED_BLOCK_N * depth * (p.dtype == PAGED_F32 ? 4 : 2);
+            const char* weight = static_cast<const char*>(p.weight);
+            next = {{weight, nullptr}, bytes};
+            if (p.gated) {
+                next = {{weight, weight + bytes / 2}, bytes / 2};
+            }
+            if (p.rows > FEW_ROWS) {
+                next = {};
+            }
         }
     }
 }
