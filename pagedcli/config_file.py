@@ -69,6 +69,16 @@ def parse_size(text: str) -> int:
         raise ValueError('give a size that a machine can have, such as "2GiB"') from None
 
 
+def show_bytes(count: int) -> str:
+    """A size for people, in binary units."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
+
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
     """A question "did you mean X?" if something known is close, else `otherwise`."""
     close = difflib.get_close_matches(name, list(known), n=1)

@@ -40,7 +40,7 @@ NativeError = _native.Error
 
 DTYPES = {"float32": 0, "bfloat16": 1}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-STORED_DTYPES = {"F32": 0, "BF16": 1, "F16": 2, "F64": 3}
+STORED_DTYPES = {"F32": 0, "BF16": 1, "F16": 2, "F64": 3, "Q4_0": 4, "Q4_1": 5, "Q8_0": 6}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 BLOCK_N = 16
 BLOCK_K = 32
@@ -89,7 +89,7 @@ class StoredTensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """One of F32, BF16, F16 and F64."""
+        """One of F32, BF16, F16, F64, and for weights the blocks Q4_0, Q4_1 and Q8_0 of GGUF files."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ class Runtime:
 
     Args:
         threads: At least 1, the caller's included.
-        cpus: Logical CPUs to pin to, one per thread; empty: those that the process may use, in order.
+        cpus: Logical CPUs to pin to, one per thread; empty: the system places them.
         isa: Variant; empty: that of the environment variable PAGED_CPU_ISA, else the best one.
     """
 
@@ -151,13 +151,24 @@ class Runtime:
         """Pin the calling thread to the first CPU: for a thread that only runs programs."""
         self._native.bind_caller()
 
-    def pack(self, parts: Sequence[StoredTensor], dtype: str) -> PackedWeight:
-        """Pack tensors [rows, in_features] one below the other."""
+    def pack(
+        self,
+        parts: Sequence[StoredTensor],
+        dtype: str,
+        orders: Sequence[npt.NDArray[np.int64] | None] | None = None,
+    ) -> PackedWeight:
+        """Pack tensors [rows, in_features] one below the other.
+
+        Args:
+            parts: The tensors.
+            dtype: Of the packed weight.
+            orders: For each of them which of its rows comes where, [rows]; None: as they lie.
+        """
         in_features = parts[0].shape[1]
         rows = sum(part.shape[0] for part in parts)
         buffer = Buffer(packed_bytes(rows, in_features, dtype))
         offset = 0
-        for part in parts:
+        for part, order in zip(parts, orders or [None] * len(parts), strict=True):
             if len(part.shape) != 2 or part.shape[1] != in_features:
                 raise ShapeError(f"a part has shape {list(part.shape)}, expected [any, {in_features}]")
             self._native.pack(
@@ -168,6 +179,7 @@ class Runtime:
                 in_features,
                 part.data,
                 STORED_DTYPES[part.dtype],
+                order,
             )
             offset += part.shape[0]
         return PackedWeight(buffer, rows, in_features, dtype)
@@ -276,6 +288,88 @@ class KVPool:
             )
 
 
+HAS_FAULTS, HAS_SCORES, HAS_PROMPT = 1, 2, 4
+"""Notes of a step: some entry has a fault, a sampled token has scores, a prompt token has."""
+
+
+class Slots:
+    """What is remembered of the sequences that run, a slot for each: tokens, block table, sampling.
+
+    A step is one call (`Program.step`) with its entries, tuples of
+
+        request, slot, epoch, start, n, samples, logit_rows, new_blocks, admission
+
+    as in pagedcli's `PlanEntry` (epoch and admission are not looked at): compute positions start to start + n - 1 of
+    the slot's sequence and, if `samples`, the token after them. An entry that computes a position without a token, or
+    beyond the slot's blocks, is an AssertionError. The `row` of an admission holds addresses of arrays; the caller
+    keeps those alive until the slot is freed.
+
+    Args:
+        slots: Sequences that can run.
+        max_model_len: Tokens of the longest.
+        block_size: Tokens of a block.
+        vocab_size: Rows of the head.
+        max_top: Most alternatives whose log-probabilities may be asked for.
+    """
+
+    def __init__(
+        self, slots: int, *, max_model_len: int, block_size: int, vocab_size: int, max_top: int
+    ) -> None:
+        self._native = _native.Slots(slots, max_model_len, block_size, vocab_size, max(1, max_top))
+
+    @property
+    def seconds(self) -> float:
+        """Time inside the kernels, all of it without the interpreter's lock."""
+        return self._native.seconds
+
+    def admit(
+        self,
+        slot: int,
+        tokens: tuple[int, ...],
+        table: tuple[int, ...],
+        row: npt.NDArray[np.void],
+        prompt_top: int = 0,
+    ) -> None:
+        """A sequence starts in a slot.
+
+        Args:
+            slot: 0 to slots - 1.
+            tokens: All that are known.
+            table: Its blocks.
+            row: [1] of SAMPLE_ROW; tokens, position and logit_row are filled in for every step.
+            prompt_top: Alternatives for prompt tokens whose rows of logits are asked for.
+        """
+        self._native.admit(slot, tokens, table, row, prompt_top)
+
+    def free(self, slot: int) -> None:
+        """Forget a slot; nothing happens to one that is free."""
+        self._native.free(slot)
+
+    def lay_out(self, entries: tuple[Any, ...]) -> list[npt.NDArray[Any]]:
+        """The arrays of a step as `Program.run` takes them, for logits that come from elsewhere; see `read`."""
+        found = self._native.lay_out(entries)
+        kinds = (*(np.int64,) * 3, *(np.int32,) * 3, np.int64)
+        arrays = [np.frombuffer(part, kind).copy() for part, kind in zip(found, kinds, strict=True)]
+        arrays[5] = arrays[5].reshape(len(entries), -1)
+        return arrays
+
+    def read(self, runtime: Runtime, logits: npt.NDArray[np.float32]) -> tuple[tuple[int, ...], int]:
+        """Sample from logits, [rows of the step that was laid out, vocab_size]; returns what `Program.step` does."""
+        return self._native.read(runtime._native, logits)
+
+    def scores(self) -> list[tuple[int, int, float, int, tuple[tuple[int, float], ...]]]:
+        """(entry, token, log-probability, rank, ((token, log-probability), ...)) of sampled tokens."""
+        return self._native.scores()
+
+    def prompt_scores(self) -> list[tuple[int, int, float, int, tuple[tuple[int, float], ...]]]:
+        """As `scores`, of prompt tokens, in the order of the entries and their rows."""
+        return self._native.prompt_scores()
+
+    def faults(self) -> tuple[int, ...]:
+        """Of each entry of the last step, one of the FAULT numbers."""
+        return self._native.faults()
+
+
 class Program:
     """Kernel calls recorded once and run once per step.
 
@@ -367,6 +461,14 @@ class Program:
     ) -> None:
         """One step. Arrays as in pagedcli's ForwardBatch, C-contiguous; checked against each other."""
         self._native.run(token_ids, positions, slot_mapping, query_start, seq_lens, block_table, logit_rows)
+
+    def step(self, slots: Slots, entries: tuple[Any, ...]) -> tuple[tuple[int, ...], int]:
+        """One step of some slots, sampling included; memory for logits is bounded, and `logits` has none of them.
+
+        Returns:
+            The token of each entry (-1: none was sampled, or it has a fault), and the HAS_ notes joined by or.
+        """
+        return slots._native.step(self._native, entries)
 
     def time_calls(self, *step: npt.NDArray[Any]) -> list[tuple[str, float]]:
         """As `run`, call by call: the kernel and the seconds of each, for measurements."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -225,3 +227,25 @@ def test_the_module_imports_neither_torch_nor_the_engine() -> None:
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def affinities() -> set[frozenset[int]]:
+    tasks = [int(folder.name) for folder in Path("/proc/self/task").iterdir()]
+    return {frozenset(os.sched_getaffinity(task)) for task in tasks}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_threads_are_pinned_only_where_it_is_asked_for() -> None:
+    """Pools that leave some CPUs to others choose none: two of them would choose the same."""
+    mine = frozenset(os.sched_getaffinity(0))
+    second = sorted(mine)[1]
+    free, pinned = Runtime(2), Runtime(2, cpus=sorted(mine)[:2])
+    before = affinities()
+    for on in (free, pinned):
+        on.pack([Stored(np.ones((64, 64), np.float32))], "float32")
+    deadline = time.monotonic() + 10
+    while frozenset({second}) not in affinities() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert affinities() - before <= {frozenset({second})}
+    del on, pinned
+    assert affinities() == {mine}

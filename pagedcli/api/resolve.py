@@ -194,7 +194,7 @@ def choose_pages(
     cache = config.cache
     if cache.num_pages is not None or cache.kv_memory_bytes is not None:
         num_pages = cache.num_pages or blocks_within(cache.kv_memory_bytes or 0, page_bytes)
-        check_kv_fits(num_pages, page_bytes, free_bytes)
+        check_kv_fits(num_pages, page_bytes, free_bytes, asked_bytes=cache.kv_memory_bytes)
         return num_pages
     return automatic_blocks(
         budget_bytes(),

@@ -39,6 +39,8 @@ class ComputedTensor:
         shape: As in PyTorch.
         read: Values of the given rows, as an array of the dtype.
         stored: Bytes of the file that they are made from.
+        kind: How they are stored.
+        order: Which stored row comes where; None: as they lie.
     """
 
     name: str
@@ -46,6 +48,8 @@ class ComputedTensor:
     shape: tuple[int, ...]
     read: Callable[[slice], np.ndarray]
     stored: Bytes
+    kind: str = ""
+    order: np.ndarray | None = None
 
     @property
     def data(self) -> Bytes:
@@ -56,6 +60,10 @@ class ComputedTensor:
         """Some rows."""
         values = np.ascontiguousarray(self.read(slice(first, last)))
         return RawTensor(self.name, self.dtype, values.shape, values.reshape(-1).view(np.uint8))
+
+    def blocks(self) -> tuple[str, Bytes, np.ndarray | None]:
+        """Kind, bytes and order of the stored rows, for whoever can read them."""
+        return self.kind, self.stored, self.order
 
     def release(self) -> None:
         """Give back the memory of the stored bytes."""
@@ -113,7 +121,7 @@ class GGUFCheckpoint:
         def read(rows: slice) -> np.ndarray:
             return self._values(entry, rows if order is None else order[rows])[1]
 
-        return ComputedTensor(name, dtype, entry.shape, read, self._file.data(entry))
+        return ComputedTensor(name, dtype, entry.shape, read, self._file.data(entry), entry.kind.name, order)
 
     def stored_bytes(self) -> int:
         """Bytes that the tensors take in the file."""

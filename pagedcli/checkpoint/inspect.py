@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from pagedcli.checkpoint.sources import open_checkpoint
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import PagedError
 
 Level = Literal["ok", "note", "warning", "refused"]
@@ -69,7 +70,7 @@ def _guarded(action: Callable[[], None]) -> list[Finding]:
 def _describe(checkpoint: Checkpoint) -> Iterator[Finding]:
     config = checkpoint.config
     kind = "safetensors folder" if checkpoint.format == "safetensors" else "GGUF file"
-    yield Finding("ok", f"format: {kind}, {_size(checkpoint.stored_bytes())} of weights")
+    yield Finding("ok", f"format: {kind}, {show_bytes(checkpoint.stored_bytes())} of weights")
     names = config.get("architectures")
     family = names[0] if isinstance(names, list) and names else f"model_type {config.get('model_type')!r}"
     tied = ", tied head" if config.get("tie_word_embeddings") else ""
@@ -156,13 +157,13 @@ def _memory(checkpoint: Checkpoint, page_size: int) -> Iterator[Finding]:
     head_dim = config.get("head_dim") or hidden // heads
     token = 2 * layers * kv_heads * head_dim * item
     yield Finding(
-        "ok", f"KV: {token:,} bytes a token, {_size(token * page_size)} a page of {page_size} ({dtype})"
+        "ok", f"KV: {token:,} bytes a token, {show_bytes(token * page_size)} a page of {page_size} ({dtype})"
     )
     weights = _num_parameters(checkpoint) * item
     context = config.get("max_position_embeddings")
-    message = f"memory: about {_size(weights)} for weights in {dtype}"
+    message = f"memory: about {show_bytes(weights)} for weights in {dtype}"
     if isinstance(context, int):
-        message += f", and {_size(token * context)} for the KV of one sequence of {context:,} tokens"
+        message += f", and {show_bytes(token * context)} for the KV of one sequence of {context:,} tokens"
     yield Finding("ok", message)
 
 
@@ -173,10 +174,3 @@ def _num_parameters(checkpoint: Checkpoint) -> int:
 def _some(names: list[str]) -> str:
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _size(num_bytes: float) -> str:
-    """Bytes for people: 512 B, 269.1 MB."""
-    units = ("B", "kB", "MB", "GB", "TB")
-    power = min(len(units) - 1, int(math.log10(max(1, num_bytes))) // 3)
-    return f"{num_bytes / 1000**power:.{1 if power else 0}f} {units[power]}"

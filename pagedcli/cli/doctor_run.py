@@ -20,12 +20,13 @@ from rich.text import Text
 from pagedcli.checkpoint.inspect import Finding, judge
 from pagedcli.cli.console import make_messages
 from pagedcli.cli.display import two_columns
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import MissingDependencyError
 from pagedcli.models.load import expected_tensors
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.protocol import OpReport
 from pagedcli.runtime.cgroups import ControlGroups
-from pagedcli.runtime.memory import cpu_kv_budget, free_memory, show_bytes
+from pagedcli.runtime.memory import cpu_kv_budget, free_memory
 from pagedcli.runtime.threads import allowed_cpus, compute_threads, physical_cores
 
 USABLE, REFUSED = 0, 2

@@ -6,6 +6,7 @@ they run. Exit codes are those of docs/cli.md: 0, 1 our fault, 2 the user's mist
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import traceback
@@ -68,6 +69,13 @@ def _end_interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _give_up_stdout() -> None:
+    """What waits to be written there would fail once more at exit."""
+    from pagedcli.cli.console import discard_stdout
+
+    discard_stdout()
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run a command; its exit code. Nothing that it raises gets past."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -83,6 +91,10 @@ def run(arguments: list[str] | None = None) -> int:
         _fail("interrupted")
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - a defect: one line, and the whole story with -v.
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _give_up_stdout()
+            _fail(f"cannot write: {error.strerror}")
+            return OUR_FAULT
         if {"-v", "--verbose"} & set(arguments):
             traceback.print_exc()
         _fail(f"unexpected {type(error).__name__}: {error} (run again with -v for the traceback)")

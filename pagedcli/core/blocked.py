@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pagedcli.core.words import counted
+
 
 class BlockedKind(StrEnum):
     """What a waiting request waits for; the unit of `needs` and `has` follows from it."""
@@ -19,13 +21,13 @@ class BlockedKind(StrEnum):
 
 
 _SENTENCES = {
-    BlockedKind.MEMORY: "needs {needs} pages, {has} are available",
+    BlockedKind.MEMORY: "needs {pages}, {has} are available",
     BlockedKind.SLOTS: "needs a place to run, {has} of them are free",
-    BlockedKind.BUDGET: "needs {needs} tokens of the step's budget, {has} were left",
-    BlockedKind.ORDER: "waits behind {needs} requests",
-    BlockedKind.PENDING: "waits for {needs} tokens that are still on the device",
-    BlockedKind.PARENT: "shares the prompt of a running request, of which {has} of {needs} tokens are computed",
-    BlockedKind.BATCH: "waits until the {needs} requests of the static batch have ended",
+    BlockedKind.BUDGET: "needs {tokens} of the step's budget, {has} were left",
+    BlockedKind.ORDER: "waits behind {requests}",
+    BlockedKind.PENDING: "waits for {tokens} still on the device",
+    BlockedKind.PARENT: "shares the prompt of a running request, of which {has} of {tokens} are computed",
+    BlockedKind.BATCH: "waits for the end of the static batch of {requests}",
 }
 
 
@@ -44,4 +46,5 @@ class Blocked:
     has: int
 
     def __str__(self) -> str:
-        return _SENTENCES[self.kind].format(needs=self.needs, has=self.has)
+        words = {f"{noun}s": counted(self.needs, noun) for noun in ("page", "token", "request")}
+        return _SENTENCES[self.kind].format(has=self.has, **words)

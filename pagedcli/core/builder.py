@@ -5,12 +5,16 @@ I6: `num_pending` and `inflight` of a request are raised here and nowhere else.
 
 from __future__ import annotations
 
+from functools import partial
+
 from pagedcli.core.kv_manager import Copies, KVManager
 from pagedcli.core.plan import Admission, PlanEntry, StepPlan
 from pagedcli.core.request import Request
 from pagedcli.core.stats import Counters
 
 _FIRST_ROW = (0,)
+_make_entry = partial(tuple.__new__, PlanEntry)
+"""A `PlanEntry` of its items, at a third of the cost of calling the class."""
 
 
 class PlanBuilder:
@@ -73,6 +77,33 @@ class PlanBuilder:
             self._note_progress(request, start, stop, admitted)
         request.peak_computed = max(request.peak_computed, stop)
         if self._caching:  # I11: what is known on the host and issued now
+            num_known = min(stop, len(request.tokens))
+            if num_known >= (len(request.keys) + 1) * self._block_size:
+                self._kv.publish(request, num_known)
+
+    def issue_decode(self, request: Request) -> None:
+        """As `issue` of one position, for a request that `is_decoding`: nearly all that a busy engine issues."""
+        start, table, sent = request.num_computed, request.table, request.num_sent
+        stop = start + 1
+        samples = stop < request.max_len
+        blocks: tuple[int, ...] = ()
+        if sent < len(table):
+            blocks = tuple(table[sent:])
+            request.num_sent = len(table)
+        rows = _FIRST_ROW if samples else ()
+        self._entries.append(
+            _make_entry((request.id, request.slot, request.epoch, start, 1, samples, rows, blocks, None))
+        )
+        request.num_computed = stop
+        request.inflight += 1
+        request.num_pending += samples
+        request.served = self.step
+        self.budget -= 1
+        if start < request.peak_computed:
+            self._counters.recomputed_tokens += 1
+        else:
+            request.peak_computed = stop
+        if self._caching and stop >= (len(request.keys) + 1) * self._block_size:  # I11, as in `issue`
             num_known = min(stop, len(request.tokens))
             if num_known >= (len(request.keys) + 1) * self._block_size:
                 self._kv.publish(request, num_known)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pagedcli.core.kv_manager import KVManager, blocks_for
 from pagedcli.core.request import FinishReason, Request
+from pagedcli.core.words import counted
 from pagedcli.errors import RequestError
 
 
@@ -41,22 +42,24 @@ def refuse_if_too_long(
     pages = blocks_for(request.num_prompt, kv.block_size)
     room_for_output = 0 if request.params.max_tokens == 0 else 1
     if pages > kv.num_blocks and kv.capacity_tokens <= max_model_len:
+        surplus = counted(request.num_prompt - kv.capacity_tokens, "token")
         raise _too_long(
-            f"needs {pages} pages, the pool has {kv.num_blocks}: shorten by "
-            f"{request.num_prompt - kv.capacity_tokens} tokens or --num-pages {pages}"
+            f"needs {counted(pages, 'page')}, the pool has {kv.num_blocks}: shorten by {surplus} or --num-pages {pages}"
         )
     if request.num_prompt > max_model_len - room_for_output:
         needed = request.num_prompt + room_for_output
         can_grow = model_limit is None or needed <= model_limit
         remedy = f" or --max-model-len {needed}" if can_grow else ""
+        output = ", one of them for output," if room_for_output else ""
         raise _too_long(
-            f"needs {needed} tokens{', one of them for output,' if room_for_output else ''} and the longest sequence "
-            f"has {max_model_len}: shorten by {needed - max_model_len} tokens{remedy}"
+            f"needs {counted(needed, 'token')}{output} and the longest sequence "
+            f"has {max_model_len}: shorten by {counted(needed - max_model_len, 'token')}{remedy}"
         )
     if request.params.max_pages is not None and pages > request.params.max_pages:
+        surplus = counted(request.num_prompt - request.params.max_pages * kv.block_size, "token")
         raise _too_long(
-            f"the prompt needs {pages} pages, max_pages is {request.params.max_pages}: shorten by "
-            f"{request.num_prompt - request.params.max_pages * kv.block_size} tokens or max_pages {pages}",
+            f"the prompt needs {counted(pages, 'page')}, max_pages is {request.params.max_pages}: shorten by {surplus} "
+            f"or max_pages {pages}",
             field="max_pages",
         )
 

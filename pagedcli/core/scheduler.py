@@ -23,6 +23,7 @@ from pagedcli.config import SchedulerConfig
 from pagedcli.core import policy
 from pagedcli.core.blocked import Blocked, BlockedKind
 from pagedcli.core.builder import PlanBuilder
+from pagedcli.core.events import make_event
 from pagedcli.core.kv_manager import KVManager
 from pagedcli.core.limits import set_limits
 from pagedcli.core.pacing import Pacer
@@ -117,7 +118,7 @@ class Scheduler:
             request = self._roster.requests.get(heapq.heappop(self._deadlines)[1])
             if request is not None and request.finish is None:
                 self._roster.end(request, FinishReason.DEADLINE)
-                events.append(_event(request, None))
+                events.append(make_event(request, None))
         return events
 
     # ---- planning a step
@@ -128,28 +129,33 @@ class Scheduler:
             self._batch_open = True
         plan = PlanBuilder(self._step + 1, self.config.max_num_batched_tokens, self.kv, self._counters)
         self._serve_decodes(plan, kept=plan.budget // 2)
-        held = self._hold_back(plan)
-        self._admit_short_prompts(plan)
-        self._serve_prefills(plan)
-        self._admit_in_order(plan)
-        plan.budget += held
-        self._serve_decodes(plan)
+        roster = self._roster
+        if plan.num_entries < len(roster.running) or (roster.waiting and roster.free_slots):
+            held = self._hold_back(plan)
+            self._admit_short_prompts(plan)
+            self._serve_prefills(plan)
+            self._admit_in_order(plan)
+            plan.budget += held
+            self._serve_decodes(plan)
+        elif plan.budget:
+            self._batch_open = False  # everybody decodes and nobody can join: the usual step
         return self._close(plan)
 
     def _serve_decodes(self, plan: PlanBuilder, kept: int = 0) -> None:
         """Decodes come first, so that no prompt holds them back (A4); those that are not due leave `kept` tokens."""
-        block_size, counters = self.kv.block_size, self._counters
-        decodes = [r for r in self._roster.running if r.served < plan.step and r.is_decoding]
-        due_step = plan.step - self.config.decode_interval
+        block_size, step, max_gap = self.kv.block_size, plan.step, self._counters.max_decode_gap
+        decodes = [r for r in self._roster.running if r.served < step and r.is_decoding]
+        due_step = step - self.config.decode_interval
         decodes, kept = policy.decode_order(decodes, plan.budget, kept, due_step)
         for request in decodes:
             if plan.budget <= kept:
-                return
+                break
             if request.slot < 0:
                 continue  # preempted for one before it
             if request.num_computed < len(request.table) * block_size or self._find_room(plan, request):
-                counters.max_decode_gap = max(counters.max_decode_gap, plan.step - request.served)
-                plan.issue(request, 1)
+                max_gap = max(max_gap, step - request.served)
+                plan.issue_decode(request)
+        self._counters.max_decode_gap = max_gap
 
     def _find_room(self, plan: PlanBuilder, request: Request) -> bool:
         """Get a block for one more token, by preemption if need be (I9); False if the request can not run now."""
@@ -236,8 +242,9 @@ class Scheduler:
             roster.freed_slots.clear()
             self._step = plan.step
             self._counters.steps += 1
-            self._counters.computed_tokens += built.num_tokens
-            roster.gauges.table_tokens += built.num_tokens
+            num_tokens = self.config.max_num_batched_tokens - plan.budget
+            self._counters.computed_tokens += num_tokens
+            roster.gauges.table_tokens += num_tokens
             roster.gauges.note(len(roster.running), roster.stored_tokens(), self.kv.allocated_tokens())
         return built
 
@@ -290,8 +297,9 @@ class Scheduler:
         events = []
         errors = result.errors or (None,) * len(plan.entries)
         rows = zip(plan.entries, result.tokens, result.logprobs, result.prompt_logprobs, errors, strict=True)
+        requests = self._roster.requests
         for entry, token, logprob, prompt_logprobs, error in rows:
-            request = self._roster.requests[entry.request_id]
+            request = requests[entry.request_id]
             request.inflight -= 1
             request.num_pending -= entry.samples
             if request.finish is not None:
@@ -308,14 +316,15 @@ class Scheduler:
                     events.append(self._take_token(request, entry, token, logprob))
                 elif entry.start + entry.n == request.max_len:
                     self._roster.end(request, request.limit_reason)
-                    events.append(_event(request, None))
+                    events.append(make_event(request, None))
         return events
 
     def _take_token(
         self, request: Request, entry: PlanEntry, token: int, logprob: TokenLogprob | None
     ) -> TokenEvent:
         """A preempted request keeps the token as well: it is what the uninterrupted run would have given."""
-        request.tokens.append(token)
+        tokens = request.tokens
+        tokens.append(token)
         self._counters.generated_tokens += 1
         if entry.epoch == request.epoch and self.kv.caching:  # I11: blocks that became known just now
             num_issued = entry.start + entry.n
@@ -323,14 +332,14 @@ class Scheduler:
                 self.kv.publish(request, num_issued)
         if token in request.stop_ids and request.num_output > request.params.min_tokens:
             self._roster.end(request, FinishReason.STOP)
-        elif len(request.tokens) >= request.max_len:
+        elif len(tokens) >= request.max_len:
             self._roster.end(request, request.limit_reason)
-        return _event(request, token, logprob)
+        return make_event(request, token, logprob)
 
     def _fail(self, request: Request, error: str) -> TokenEvent:
         self._counters.failed += 1
         self._roster.end(request, FinishReason.ABORT)
-        return _event(request, None, error=error)
+        return make_event(request, None, error=error)
 
     # ---- looking in
 
@@ -397,24 +406,3 @@ class Scheduler:
         shortage = self.kv.admission_block(request, num_tokens, self._spare())
         need = len(request.tokens) - self.kv.match(request)
         return shortage or Blocked(BlockedKind.BUDGET, need, self._budget_left)
-
-
-def _event(
-    request: Request, token: int | None, logprob: TokenLogprob | None = None, error: str | None = None
-) -> TokenEvent:
-    index = request.num_output - (token is not None)
-    prompt_logprobs = None
-    collected = request.prompt_logprobs
-    if collected is not None and len(collected) == request.num_prompt - 1:
-        prompt_logprobs, request.prompt_logprobs = tuple(collected), None
-    return TokenEvent(
-        request.id,
-        token,
-        index,
-        logprob,
-        prompt_logprobs,
-        request.finish,
-        error,
-        request.num_cached,
-        request.first_scheduled,
-    )

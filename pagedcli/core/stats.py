@@ -55,8 +55,13 @@ class Counters:
 
     def copy(self) -> Counters:
         """A value that does not change any more."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return Counters(**{**values, "finished": dict(self.finished), "itl_misses": dict(self.itl_misses)})
+        copied = Counters(*[getattr(self, name) for name in _COUNTER_NAMES])
+        copied.finished = dict(self.finished)
+        copied.itl_misses = dict(self.itl_misses)
+        return copied
+
+
+_COUNTER_NAMES = tuple(item.name for item in fields(Counters))
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ class EngineThread:
             return known
 
     def stats(self) -> EngineStats:
-        """Counters and rates as of the last step, at once."""
+        """Counters and rates as of the last answer, or a moment ago (`stats.PUBLISH_S`), at once."""
         return self._board.read(len(self._open_ids))
 
     def latency(self) -> dict[str, HistogramValue]:
@@ -308,6 +308,8 @@ class EngineThread:
             self._waiting.start(request_id)
 
     def _closed(self, request_id: str) -> None:
+        if self._dead is None:
+            self._board.publish()  # who has the answer finds it counted
         with self._condition:
             self._waiting.leave(request_id)
             self._open_ids.discard(request_id)
@@ -316,8 +318,9 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._turn():
-                self._end_turn()
-            self._end_turn()
+                self._call_hooks()
+            self._board.publish()
+            self._call_hooks()
         except BaseException as error:  # noqa: BLE001 - whatever it is: every open request must be answered.
             self._die(error)
         finally:
@@ -328,10 +331,12 @@ class EngineThread:
         commands = self._wait()
         for command in commands:
             command.run()
-        if self._loop.has_work:
+        has_work = self._loop.has_work
+        if has_work:
             self._loop.turn()
-            return True
-        return bool(commands) or not self._stopping
+        if commands or self._board.is_due or not self._loop.has_work:
+            self._board.publish()
+        return has_work or bool(commands) or not self._stopping
 
     def _wait(self) -> list[_Command]:
         """Sleep until there is something to do."""
@@ -355,10 +360,6 @@ class EngineThread:
         self._loop.fail_all(error)
         for command in commands:
             command.fail(error)
-        self._call_hooks()
-
-    def _end_turn(self) -> None:
-        self._board.publish()
         self._call_hooks()
 
     def _call_hooks(self) -> None:

@@ -56,6 +56,10 @@ class _Open:
     requests: list[Request]
 
 
+def _count_preemptions(entry: _Open) -> None:
+    entry.stage.num_preemptions = sum([request.num_preemptions for request in entry.requests])
+
+
 class EngineLoop:
     """Owns the core and the stages of all unfinished requests.
 
@@ -139,6 +143,7 @@ class EngineLoop:
     def _fail(self, entry: _Open, error: RequestError) -> None:
         """Answer a request, all its samples, with an error."""
         self._board.refused(error)
+        _count_preemptions(entry)
         self._drop(entry)
         self._send(entry, entry.stage.fail(error, self._clock()))
 
@@ -174,6 +179,7 @@ class EngineLoop:
         if entry is None:
             return
         self._board.aborted()
+        _count_preemptions(entry)
         self._drop(entry)
         for delta in entry.stage.end_all(FinishReason.ABORT, self._clock()):
             self._send(entry, delta)
@@ -200,10 +206,12 @@ class EngineLoop:
         self._timing.mark("tokenizer")
         now = self._clock()
         self._board.latency.tokens_came(self._gaps(events, now))
+        samples = self._samples
         for event in events:
             # A sample that was ended by a stop text or an abort may still get an event that was on its way.
-            if event.request_id in self._samples:
-                self._take_one(event, now)
+            found = samples.get(event.request_id)
+            if found is not None and not found[0].stage.keep(found[1], event):
+                self._take_one(*found, event, now)
         self._timing.mark("scheduler")
 
     def _note_started(self) -> None:
@@ -227,12 +235,11 @@ class EngineLoop:
                 times[event.request_id] = now
         return gaps
 
-    def _take_one(self, event: TokenEvent, now: float) -> None:
-        entry, index = self._samples[event.request_id]
+    def _take_one(self, entry: _Open, index: int, event: TokenEvent, now: float) -> None:
         if event.error is not None:
             self._fail(entry, RequestError(event.error, code="step_failed", status=500))
             return
-        entry.stage.num_preemptions = sum(request.num_preemptions for request in entry.requests)
+        _count_preemptions(entry)
         delta = entry.stage.take(index, event, now)
         if delta is None:
             return

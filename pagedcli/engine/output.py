@@ -56,6 +56,7 @@ class SampleStage:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self.stop_reason: str | int | None = None
+        self._num_read = 0
         self._sent_text = 0
         self._sent_tokens = 0
         self.is_started = False
@@ -65,9 +66,24 @@ class SampleStage:
         """Output tokens so far."""
         return len(self._token_ids)
 
+    def keep(self, token: int) -> None:
+        """Take one token whose text nobody needs yet."""
+        self._token_ids.append(token)
+
+    def _catch_up(self) -> None:
+        """Make the text of the tokens that were only kept; no stop text is looked for in them."""
+        kept = self._token_ids[self._num_read :]
+        self._num_read = len(self._token_ids)
+        if kept:
+            text = "".join(map(self._detokenizer.push, kept))
+            self._num_chars += len(text)
+            self._text.append(text)
+
     def push(self, token: int, logprob: TokenLogprob | None, finish: FinishReason | None) -> None:
         """Take one token and, if `finish` is given or a stop text matches, end the sample."""
+        self._catch_up()
         self._token_ids.append(token)
+        self._num_read += 1
         if logprob is not None:
             self._logprobs.append(_token_logprobs(logprob, self._codec, self._num_chars))
         by_token = finish is FinishReason.STOP and token in self._stop_ids
@@ -93,6 +109,7 @@ class SampleStage:
         """End the sample (a stop text that matched stays the reason) and release what was held back."""
         if self.finish_reason is not None:
             return
+        self._catch_up()
         self._take_text(self._detokenizer.finish())
         if self.finish_reason is None:
             self._text.append(self._matcher.finish())
@@ -100,6 +117,7 @@ class SampleStage:
 
     def take_new(self) -> tuple[str, tuple[int, ...], tuple[TokenLogprobs, ...] | None]:
         """Text, tokens and log-probabilities since the last call."""
+        self._catch_up()
         text = "".join(self._text[self._sent_text :])
         token_ids = tuple(self._token_ids[self._sent_tokens :])
         logprobs = tuple(self._logprobs[self._sent_tokens :]) if self._params.logprobs is not None else None
@@ -108,6 +126,7 @@ class SampleStage:
 
     def output(self) -> SampleOutput:
         """The whole sample."""
+        self._catch_up()
         return SampleOutput(
             index=self.index,
             text="".join(self._text),
@@ -134,6 +153,8 @@ class RequestStage:
     ) -> None:
         self.request_id = request_id
         self._stream = stream
+        # Whether the text of a token is wanted at once: for its delta, or because a stop text may end the sample.
+        self._defers_text = not stream and not prepared.params.stop
         self.num_preemptions = 0
         self._prepared = prepared
         self._arrival = arrival
@@ -155,6 +176,16 @@ class RequestStage:
     def _prompt_text(self) -> str:
         prepared = self._prepared
         return prepared.prompt if prepared.prompt is not None else self._codec.decode(prepared.tokens)
+
+    def keep(self, index: int, event: TokenEvent) -> bool:
+        """Take an event that only brings a token whose text can wait; False: `take` must have it."""
+        if not self._defers_text or event.finish is not None or event.logprob is not None:
+            return False
+        # The first token brings times and prompt log-probabilities with it.
+        if event.token is None or event.index == 0 or self._first_token is None or event.prompt_logprobs:
+            return False
+        self.samples[index].keep(event.token)
+        return True
 
     def take(self, index: int, event: TokenEvent, now: float) -> Delta | None:
         """What an event of sample `index`, which has not ended, adds; None: nothing to deliver."""

@@ -1,7 +1,9 @@
 """The numbers that displays, metrics and summaries read, put together from scheduler, loop and clock.
 
-May import `core` and the engine's other modules. The engine thread publishes the scheduler's counters after each
-turn as a value; readers on other threads combine it with the present moment, so that rates fall when nothing happens.
+May import `core` and the engine's other modules. The engine thread publishes the scheduler's counters as a value:
+whenever a request is answered or anything was asked of the thread, and else every `PUBLISH_S`, since it costs as much
+as planning a step. Readers on other threads combine it with the present moment, so that rates fall when nothing
+happens.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from pagedcli.engine.latency import LatencyBoard
 from pagedcli.engine.outputs import EngineStats, RequestOutput
 from pagedcli.engine.timing import Timing
 from pagedcli.errors import RequestError
+
+PUBLISH_S = 0.1
+"""How old published counters may be while requests run, in seconds."""
 
 
 class StatsBoard:
@@ -44,6 +49,7 @@ class StatsBoard:
         self._clock = clock
         self._started = clock()
         self._published = stats()
+        self._next_due = self._started
         self._lock = threading.Lock()
         self._finished: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
@@ -52,6 +58,12 @@ class StatsBoard:
     def publish(self) -> None:
         """Take the scheduler's counters (engine thread only)."""
         self._published = self._stats()
+        self._next_due = self._clock() + PUBLISH_S
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the counters were last taken so long ago that displays would show it."""
+        return self._clock() >= self._next_due
 
     def finished(self, params: SamplingParams, output: RequestOutput) -> None:
         """A request was answered."""

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from pagedcli.core.plan import StepPlan, StepResult
+from pagedcli.core.plan import NO_TOKEN, StepPlan, StepResult
 from pagedcli.engine.executor import Executor, ExecutorInfo, StepHandle
 from pagedcli.engine.outputs import GapSeconds
 
@@ -26,6 +26,15 @@ WINDOW_S = 5.0
 """Length of the sliding window over which rates are taken, in seconds."""
 MAX_SEGMENTS = 65536
 """Marks kept while no step runs; older ones would count as scheduler time."""
+MAX_NOTES = 256
+"""Notes kept before the engine thread adds them up itself."""
+
+_Mark = tuple[float, Cause]
+"""When, and what the engine thread turned to."""
+_Caller = tuple[float, Cause, int]
+"""When, and whether one caller more (1) or less (-1) does what `Cause` says."""
+_Step = tuple[float, float, float, int, int, int]
+"""Submitted, read, seconds computing; positions of prompts, tokens sampled, entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +66,14 @@ class Rates:
 
 
 class Timing:
-    """Clock marks of the engine thread and spans of the executor. Every method may be called on any thread."""
+    """Clock marks of the engine thread and spans of the executor. Every method may be called on any thread.
+
+    The engine thread only notes what happened when; the sums are made when somebody asks, or once enough was noted.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._notes: deque[_Mark | _Caller | _Step] = deque()  # its append and popleft are atomic
         self._lock = threading.Lock()
         self._cause: Cause = "no_work"
         self._cause_since = clock()
@@ -75,31 +88,15 @@ class Timing:
 
     def mark(self, cause: Cause) -> None:
         """The engine thread turns to `cause` (waiting for callers that still tokenize is text work)."""
-        with self._lock:
-            self._idle = cause == "no_work"
-            self._switch(self._idle_cause() if self._idle else cause)
-
-    def _idle_cause(self) -> Cause:
-        """What the engine waits for while it has nothing to do."""
-        if self._num_callers["tokenizer"]:
-            return "tokenizer"
-        return "http" if self._num_callers["http"] else "no_work"
+        self._notes.append((self._clock(), cause))
 
     @contextmanager
     def _caller(self, cause: Cause) -> Iterator[None]:
-        with self._lock:
-            self._num_callers[cause] += 1
-            if self._first is None:
-                self._first = self._last_end = self._clock()
-            if self._idle:
-                self._switch(self._idle_cause())
+        self._notes.append((self._clock(), cause, 1))
         try:
             yield
         finally:
-            with self._lock:
-                self._num_callers[cause] -= 1
-                if self._idle:
-                    self._switch(self._idle_cause())
+            self._notes.append((self._clock(), cause, -1))
 
     def tokenizing(self) -> AbstractContextManager[None]:
         """Round the tokenization of a prompt on a caller's thread."""
@@ -109,32 +106,63 @@ class Timing:
         """Round what a server does with a request before it hands it over."""
         return self._caller("http")
 
-    def _switch(self, cause: Cause) -> None:
-        now = self._clock()
+    def step_done(self, submitted: float, result: StepResult, plan: StepPlan) -> None:
+        """A plan's result was read: it kept the executor busy for `result.seconds` after it could start."""
+        tokens, entries = result.tokens, plan.entries
+        generated = len(tokens) - tokens.count(NO_TOKEN)
+        computed = sum([entry.n for entry in entries])
+        decodes = len([1 for entry in entries if entry.n == 1 and entry.samples and entry.admission is None])
+        self._notes.append(
+            (submitted, self._clock(), result.seconds, computed - decodes, generated, len(entries))
+        )
+        if len(self._notes) > MAX_NOTES:
+            with self._lock:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Take in all notes; the lock is held."""
+        notes = self._notes
+        while notes:
+            note = notes.popleft()
+            if len(note) == 6:
+                self._take_step(*note)
+            elif len(note) == 2:
+                self._idle = note[1] == "no_work"
+                self._switch(self._idle_cause() if self._idle else note[1], note[0])
+            else:
+                self._take_caller(*note)
+
+    def _take_caller(self, now: float, cause: Cause, change: int) -> None:
+        self._num_callers[cause] += change
+        if self._first is None:
+            self._first = self._last_end = now
+        if self._idle:
+            self._switch(self._idle_cause(), now)
+
+    def _idle_cause(self) -> Cause:
+        """What the engine waits for while it has nothing to do."""
+        if self._num_callers["tokenizer"]:
+            return "tokenizer"
+        return "http" if self._num_callers["http"] else "no_work"
+
+    def _switch(self, cause: Cause, now: float) -> None:
         if now > self._cause_since:
             self._segments.append((self._cause_since, now, self._cause))
         self._cause, self._cause_since = cause, now
 
-    def step_done(self, submitted: float, result: StepResult, plan: StepPlan) -> None:
-        """A plan's result was read: it kept the executor busy for `result.seconds` after it could start."""
-        now = self._clock()
-        generated = sum(1 for token in result.tokens if token >= 0)
-        decodes = sum(
-            1 for entry in plan.entries if entry.n == 1 and entry.samples and entry.admission is None
-        )
-        with self._lock:
-            if self._first is None:
-                self._first = self._last_end = submitted
-            start = max(submitted, self._last_end)
-            end = min(max(start, start + result.seconds), max(now, start))
-            self._close_gap(start)
-            self._busy_s += end - start
-            self._last_end = end
-            self._samples.append(
-                StepSample(start, end, plan.num_tokens - decodes, generated, len(plan.entries))
-            )
-            while self._samples and self._samples[0].end < now - WINDOW_S:
-                self._samples.popleft()
+    def _take_step(
+        self, submitted: float, now: float, seconds: float, prompt: int, generated: int, num_seqs: int
+    ) -> None:
+        if self._first is None:
+            self._first = self._last_end = submitted
+        start = max(submitted, self._last_end)
+        end = min(max(start, start + seconds), max(now, start))
+        self._close_gap(start)
+        self._busy_s += end - start
+        self._last_end = end
+        self._samples.append(StepSample(start, end, prompt, generated, num_seqs))
+        while self._samples and self._samples[0].end < now - WINDOW_S:
+            self._samples.popleft()
 
     def _close_gap(self, until: float) -> None:
         """Add the gap from the last busy span to `until` to its causes and forget what lies before `until`."""
@@ -155,6 +183,7 @@ class Timing:
     def gaps(self, *, idle: bool) -> GapSeconds:
         """Gaps so far; with `idle` (nothing is in flight) the one that is open now counts too."""
         with self._lock:
+            self._settle()
             total = dict(self._gaps)
             if idle and self._first is not None:
                 for cause, seconds in self._causes(self._last_end, self._clock()).items():
@@ -165,11 +194,13 @@ class Timing:
     def busy_seconds(self) -> float:
         """Seconds that the executor was computing."""
         with self._lock:
+            self._settle()
             return self._busy_s
 
     def rates(self) -> Rates:
         """Rates over the window that ends now; a step that began before it counts in part."""
         with self._lock:
+            self._settle()
             now = self._clock()
             if self._first is None:
                 return Rates(0.0, 0.0, 0.0)
@@ -186,6 +217,7 @@ class Timing:
     def samples(self) -> tuple[StepSample, ...]:
         """The steps of the window, oldest first."""
         with self._lock:
+            self._settle()
             return tuple(self._samples)
 
 
@@ -202,6 +234,8 @@ def _part_since(sample: StepSample, since: float) -> float:
 
 
 class _TimedHandle:
+    __slots__ = ("_handle", "_plan", "_submitted", "_timing")
+
     def __init__(self, handle: StepHandle, plan: StepPlan, submitted: float, timing: Timing) -> None:
         self._handle, self._plan, self._submitted, self._timing = handle, plan, submitted, timing
 

@@ -29,10 +29,12 @@ from pagedcli.ops.protocol import Activation, AttentionShape, HeadNorms, OpRepor
 from pagedcli.ops.weights import (
     EmbeddingTable,
     FusedLinear,
+    HasBlocks,
     HostTensor,
     LinearPart,
     RopeTable,
     Shard,
+    StoredBlocks,
     Vector,
 )
 
@@ -41,6 +43,7 @@ PIECE_ELEMENTS = 1 << 18
 PIECES_AHEAD = 4
 """Pieces under conversion for each thread, so that packing does not wait."""
 PACKED_FROM = ("F32", "BF16", "F16", "F64")
+PACKED_BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 
 OPS = (
     *("embedding", "rms_norm", "add_rms_norm", "linear", "rope_kv_write"),
@@ -54,7 +57,7 @@ class NativeOps:
     Args:
         dtype: "float32" or "bfloat16".
         threads: Compute threads.
-        cpus: Logical CPUs for them; empty: left to the kernels.
+        cpus: Logical CPUs for them; empty: left to the system.
         isa: Instruction-set variant; empty: the best of this machine.
 
     Attributes:
@@ -204,7 +207,14 @@ class NativeOps:
     def _pack(self, tensors: Sequence[HostTensor]) -> PackedWeight:
         _check_dtypes(tensors)
         reader = _PieceReader(self._converters, PIECES_AHEAD * self.runtime.threads)
-        packed = self.runtime.pack(reader.pieces(tensors), self._dtype)
+        parts: list[StoredTensor] = []
+        orders: list[Any] = []
+        for tensor in tensors:
+            blocks = _blocks_of(tensor)
+            found = reader.pieces(tensor) if blocks is None else [blocks]
+            parts += found
+            orders += [None] * len(found) if blocks is None else [blocks.order]
+        packed = self.runtime.pack(parts, self._dtype, orders)
         for tensor in tensors:
             tensor.release()
         self.weight_bytes += packed.buffer.nbytes
@@ -239,13 +249,13 @@ class _PieceReader:
         self._started = 0
         self._taken: HostTensor | None = None
 
-    def pieces(self, tensors: Sequence[HostTensor]) -> list[StoredTensor]:
-        """The tensors' rows, in order."""
+    def pieces(self, tensor: HostTensor) -> list[StoredTensor]:
+        """The tensor's rows, in order; they come after those of the tensors before."""
         found: list[StoredTensor] = []
-        for tensor in tensors:
-            for first, last in _ranges(tensor.shape[0], tensor.shape[1]):
-                self._jobs.append(lambda t=tensor, a=first, b=last: t.rows(a, b))  # type: ignore[misc]
-                found.append(_Piece(self, len(found), (last - first, tensor.shape[1]), tensor.dtype))
+        for first, last in _ranges(tensor.shape[0], tensor.shape[1]):
+            shape = (last - first, tensor.shape[1])
+            found.append(_Piece(self, len(self._jobs), shape, tensor.dtype))
+            self._jobs.append(lambda t=tensor, a=first, b=last: t.rows(a, b))  # type: ignore[misc]
         return found
 
     def take(self, index: int) -> Any:
@@ -257,6 +267,16 @@ class _PieceReader:
             self._taken.release()
         self._taken = self._futures.pop(index).result()
         return self._taken.data
+
+
+def _blocks_of(tensor: HostTensor) -> StoredBlocks | None:
+    """The tensor's blocks, if the kernels read such blocks themselves."""
+    if not isinstance(tensor, HasBlocks):
+        return None
+    kind, data, order = tensor.blocks()
+    if kind not in PACKED_BLOCKS:
+        return None
+    return StoredBlocks(kind, tensor.shape, data, None if order is None else np.asarray(order, np.int64))
 
 
 def _ranges(rows: int, columns: int) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ share their input (q, k, v; gate and up) are one `FusedLinear` of named parts: o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Shard = Literal["none", "column", "row"]
 
@@ -36,6 +36,31 @@ class HostTensor(Protocol):
 
     def release(self) -> None:
         """The bytes are not needed again: memory that holds them may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """A quantized tensor as its file has it.
+
+    Attributes:
+        dtype: Kind of its blocks, as GGUF names them: "Q4_1".
+        shape: As in PyTorch.
+        data: 1-D numpy uint8 view of the blocks, row by row.
+        order: [rows] int64, which stored row comes where; None: as they lie.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any
+    order: Any
+
+
+@runtime_checkable
+class HasBlocks(Protocol):
+    """A `HostTensor` whose values are computed from blocks, for a backend that reads these itself."""
+
+    def blocks(self) -> tuple[str, Any, Any]:
+        """Kind, bytes and order of its rows, as `StoredBlocks` has them."""
 
 
 @dataclass(frozen=True, slots=True)

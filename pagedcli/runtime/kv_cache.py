@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import ConfigError
-from pagedcli.runtime.memory import show_bytes
 
 
 class PagedKVCache:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import psutil
 
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
 from pagedcli.runtime.cgroups import ControlGroups
@@ -18,16 +19,6 @@ CPU_KV_FRACTION = 0.4
 GPU_MEMORY_UTILIZATION = 0.9
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-
-
-def show_bytes(count: int) -> str:
-    """A size for people, in binary units."""
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
 
 
 def free_memory(groups: ControlGroups | None = None) -> int:
@@ -64,18 +55,30 @@ def automatic_blocks(
     return min(blocks_within(budget_bytes, bytes_per_block), most_useful)
 
 
-def check_kv_fits(num_blocks: int, bytes_per_block: int, free_bytes: int) -> None:
+def check_kv_fits(
+    num_blocks: int, bytes_per_block: int, free_bytes: int, *, asked_bytes: int | None = None
+) -> None:
     """Refuse a pool that does not fit into what is free.
 
+    Args:
+        num_blocks: Of the pool.
+        bytes_per_block: Keys and values of all layers.
+        free_bytes: What is free.
+        asked_bytes: What the user gave as --kv-memory; None: gave a number of pages.
+
     Raises:
-        ConfigError: With the largest pool that would.
+        ConfigError: With the largest pool that would fit, in the terms that the user chose.
     """
     needed = num_blocks * bytes_per_block
     if needed <= free_bytes:
         return
-    remedy = (
-        f"--num-pages {free_bytes // bytes_per_block}" if free_bytes >= bytes_per_block else "a smaller model"
-    )
+    if free_bytes < bytes_per_block:
+        remedy = "a smaller model"
+    elif asked_bytes is None:
+        remedy = f"--num-pages {free_bytes // bytes_per_block}"
+    else:
+        most = free_bytes // bytes_per_block * bytes_per_block
+        remedy = f"--kv-memory {most >> 20}MiB" if most >> 20 else f"--kv-memory {most}"
     raise ConfigError(
         f"{num_blocks} pages of {show_bytes(bytes_per_block)} take {show_bytes(needed)} for KV, "
         f"{show_bytes(free_bytes)} is free: use {remedy}"

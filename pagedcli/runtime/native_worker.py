@@ -1,20 +1,21 @@
-"""The CPU's worker: a recorded program, its KV pool and the batch state; turns a plan into a result. No torch.
+"""The CPU's worker: a recorded program, its KV pool and the slots of the kernels; turns a plan into a result. No torch.
 
-`launch` computes and returns the finished result. A worker is used by one thread at a time, and plans are launched in
-the order of submission (I10).
+A plan's entries go to the kernels as they are, and its tokens come back from the same call: the caches hold nothing of
+the interpreter when a step ends, so that every Python operation between two steps counts. Python makes a request's
+sampling at its admission and the values that are rare: log-probabilities and faults. `launch` computes and returns the
+finished result. A worker is used by one thread at a time, and plans are launched in the order of submission (I10).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-from paged_kernels.native import KVPool, Runtime, SampleOutput
+from paged_kernels.native import HAS_FAULTS, HAS_PROMPT, HAS_SCORES, KVPool, Runtime, Slots
 
-from pagedcli.core.plan import NO_TOKEN, StepPlan, StepResult, TokenLogprob
+from pagedcli.config_file import show_bytes
+from pagedcli.core.plan import Admission, PlanEntry, StepPlan, StepResult, TokenLogprob
 from pagedcli.core.sampling import MAX_LOGPROBS
 from pagedcli.engine.executor import ExecutorInfo
 from pagedcli.errors import ConfigError
@@ -22,32 +23,14 @@ from pagedcli.models.load import Model
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.native_ops import NativeOps
 from pagedcli.runtime.faults import Fault
-from pagedcli.runtime.memory import show_bytes
-from pagedcli.runtime.native_state import NativeState, PromptRows, StepSampling
-
-Array = np.ndarray[Any, Any]
-
-LOGPROB_ROWS = 256
-"""Prompt tokens whose log-probabilities are computed at a time."""
+from pagedcli.runtime.native_rows import SlotSampling, make_slot_sampling
 
 
-class RunsRows(Protocol):
+class RunsSteps(Protocol):
     """The part of a program that a worker needs."""
 
-    def run(
-        self,
-        token_ids: Array,
-        positions: Array,
-        slot_mapping: Array,
-        query_start: Array,
-        seq_lens: Array,
-        block_table: Array,
-        logit_rows: Array,
-    ) -> None:
-        """One step."""
-
-    def logits(self) -> Array:
-        """[num_logit_rows, vocab_size] float32 of the last step."""
+    def step(self, slots: Slots, entries: tuple[PlanEntry, ...]) -> tuple[tuple[int, ...], int]:
+        """One step: the token of each entry, and the notes of `Program.step`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +52,9 @@ class NativeWorker:
     """Runs plans on the CPU.
 
     Args:
-        program: Computes logits.
+        program: Computes and samples.
         kv: The pool that the program writes and reads.
-        runtime: Samples and copies blocks.
+        runtime: Copies blocks.
         spec: Sizes of the model.
         dtype: Of the KV pool.
         max_num_seqs: Slots.
@@ -81,12 +64,11 @@ class NativeWorker:
     Attributes:
         info: Facts for the engine.
         num_steps: Plans carried out.
-        native_seconds: Time inside the kernels since the start, all of it without the interpreter's lock.
     """
 
     def __init__(
         self,
-        program: RunsRows,
+        program: RunsSteps,
         kv: KVPool,
         runtime: Runtime,
         spec: ModelSpec,
@@ -98,17 +80,17 @@ class NativeWorker:
     ) -> None:
         self._program, self._kv, self._runtime = program, kv, runtime
         self._vocab_size = spec.vocab_size
-        self._state = NativeState(
-            max_num_seqs=max_num_seqs,
+        self._slots = Slots(
+            max_num_seqs,
             max_model_len=max_model_len,
             block_size=kv.block_size,
             vocab_size=spec.vocab_size,
+            max_top=min(MAX_LOGPROBS, spec.vocab_size),
         )
-        self._max_top = min(MAX_LOGPROBS, spec.vocab_size)
-        self._chosen = SampleOutput(max_num_seqs, self._max_top)
-        self._prompt: SampleOutput | None = None
+        self._samplings: dict[int, SlotSampling] = {}
+        self._none: tuple[None, ...] = ()
+        self._no_prompts: tuple[tuple[()], ...] = ()
         self.num_steps = 0
-        self.native_seconds = 0.0
         self.info = ExecutorInfo(
             device="cpu",
             dtype=dtype,
@@ -122,117 +104,68 @@ class NativeWorker:
             kv_bytes=kv.num_bytes,
         )
 
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the kernels since the start, all of it without the interpreter's lock."""
+        return self._slots.seconds
+
     def launch(self, plan: StepPlan) -> FinishedStep:
         """Carry a plan out."""
         started = time.perf_counter()
-        self._kv.copy_blocks(self._runtime, plan.copies)
-        rows, sampling = self._state.apply(plan)
-        computing = time.perf_counter()
-        self._program.run(
-            rows.token_ids, rows.positions, rows.slot_mapping, rows.query_start,
-            rows.seq_lens, rows.block_table, rows.logit_rows,
-        )  # fmt: skip
-        self.native_seconds += time.perf_counter() - computing
+        entries = plan.entries
+        for slot in plan.freed_slots:
+            self._free(slot)
+        if plan.copies:
+            self._kv.copy_blocks(self._runtime, plan.copies)
+        for entry in entries:
+            if entry[_ADMISSION] is not None:
+                self._admit(entry.slot, entry[_ADMISSION])
+        tokens, notes = self._program.step(self._slots, entries)
         self.num_steps += 1
-        outcome = _Outcome(plan)
-        if len(sampling.entries):
-            self._sample(sampling, outcome)
-        if sampling.prompt is not None:
-            self._prompt_logprobs(sampling.prompt, outcome)
-        return FinishedStep(outcome.result(time.perf_counter() - started))
+        count = len(entries)
+        if len(self._none) != count:
+            self._none, self._no_prompts = (None,) * count, ((),) * count
+        seconds = time.perf_counter() - started
+        result = StepResult(plan.step, tokens, self._none, self._no_prompts, seconds)
+        return FinishedStep(self._annotate(result, notes) if notes else result)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Carry a plan out; its result."""
         return self.launch(plan).read()
 
-    def _sample(self, sampling: StepSampling, outcome: _Outcome) -> None:
-        out, count = self._chosen, len(sampling.entries)
-        sampling_since = time.perf_counter()
-        self._runtime.sample(self._program.logits(), sampling.rows, out)
-        self.native_seconds += time.perf_counter() - sampling_since
-        tokens = out.tokens[:count]
-        self._state.write_tokens(sampling, tokens)
-        entries = sampling.entries.tolist()
-        if count == len(outcome.tokens):
-            outcome.tokens = tokens.tolist()
-        else:
-            for entry, token in zip(entries, tokens.tolist(), strict=True):
-                outcome.tokens[entry] = token
-        if sampling.wants_logprobs:
-            items = read_logprobs(tokens, sampling.rows["num_top"], out)
-            for entry, item in zip(entries, items, strict=True):
-                outcome.chosen[entry] = item
-        faults = out.faults[:count]
-        if faults.any():
-            for entry, fault in zip(entries, faults.tolist(), strict=True):
-                if fault:
-                    outcome.fail(entry, Fault(fault))
+    def _free(self, slot: int) -> None:
+        # A slot freed before its admission was ever issued is unknown here.
+        self._samplings.pop(slot, None)
+        self._slots.free(slot)
 
-    def _prompt_logprobs(self, prompt: PromptRows, outcome: _Outcome) -> None:
-        if self._prompt is None:
-            self._prompt = SampleOutput(LOGPROB_ROWS, self._max_top)
-        logits = self._program.logits()
-        for first in range(0, len(prompt.entries), LOGPROB_ROWS):
-            part = slice(first, first + LOGPROB_ROWS)
-            tokens, num_top = prompt.tokens[part], prompt.num_top[part]
-            self._runtime.logprobs(logits, prompt.logit_rows[part], tokens, num_top, self._prompt)
-            items = read_logprobs(tokens, num_top, self._prompt)
-            for entry, item in zip(prompt.entries[part].tolist(), items, strict=True):
-                assert item is not None
-                outcome.prompts.setdefault(entry, []).append(item)
-                if math.isnan(item.logprob):
-                    outcome.fail(entry, Fault.NOT_FINITE)
+    def _admit(self, slot: int, admission: Admission) -> None:
+        sampling = make_slot_sampling(admission, self._vocab_size)
+        self._slots.admit(slot, admission.tokens, admission.table, sampling.row, sampling.prompt_top)
+        self._samplings[slot] = sampling  # it keeps what the row points to
 
-
-class _Outcome:
-    """The result of a plan in the making; lists have one item for each entry."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        count = len(plan.entries)
-        self._plan = plan
-        self.tokens = [NO_TOKEN] * count
-        self.chosen: list[TokenLogprob | None] = [None] * count
-        self.prompts: dict[int, list[TokenLogprob]] = {}
-        self._faults: dict[int, Fault] = {}
-
-    def fail(self, entry: int, fault: Fault) -> None:
-        """An entry has no result but its fault; the last one told counts."""
-        self._faults[entry] = fault
-
-    def result(self, seconds: float) -> StepResult:
-        """As plain values."""
-        count = len(self.tokens)
-        for entry in self._faults:
-            self.tokens[entry], self.chosen[entry] = NO_TOKEN, None
-            self.prompts.pop(entry, None)
-        prompts: tuple[tuple[TokenLogprob, ...], ...] = ((),) * count
-        if self.prompts:
-            prompts = tuple(tuple(self.prompts.get(entry, ())) for entry in range(count))
+    def _annotate(self, result: StepResult, notes: int) -> StepResult:
+        """With log-probabilities and faults; an entry with a fault has nothing else."""
+        count = len(result.tokens)
+        chosen: list[TokenLogprob | None] = [None] * count
+        prompts: list[list[TokenLogprob]] = [[] for _ in range(count)]
+        if notes & HAS_SCORES:
+            for entry, *score in self._slots.scores():
+                chosen[entry] = TokenLogprob(*score)
+        if notes & HAS_PROMPT:
+            for entry, *score in self._slots.prompt_scores():
+                prompts[entry].append(TokenLogprob(*score))
+        errors: tuple[str | None, ...] = ()
+        if notes & HAS_FAULTS:
+            faults = self._slots.faults()
+            errors = tuple(Fault(fault).message() if fault else None for fault in faults)
+            chosen = [None if fault else item for item, fault in zip(chosen, faults, strict=True)]
+            prompts = [[] if fault else items for items, fault in zip(prompts, faults, strict=True)]
         return StepResult(
-            step=self._plan.step,
-            tokens=tuple(self.tokens),
-            logprobs=tuple(self.chosen),
-            prompt_logprobs=prompts,
-            seconds=seconds,
-            errors=self._errors(count) if self._faults else (),
+            result.step, result.tokens, tuple(chosen), tuple(map(tuple, prompts)), result.seconds, errors
         )
 
-    def _errors(self, count: int) -> tuple[str | None, ...]:
-        texts = {entry: fault.message() for entry, fault in self._faults.items()}
-        return tuple(texts.get(entry) for entry in range(count))
 
-
-def read_logprobs(tokens: Array, num_top: Array, out: SampleOutput) -> list[TokenLogprob | None]:
-    """As plain values, one for each token; None where `num_top` is negative."""
-    count = len(tokens)
-    columns = (tokens, num_top, out.logprobs[:count], out.ranks[:count], out.top_ids[:count], out.top[:count])
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [
-        None
-        if top < 0
-        else TokenLogprob(token, value, rank, tuple(zip(ids[:top], values[:top], strict=True)))
-        for token, top, value, rank, ids, values in rows
-    ]
+_ADMISSION = PlanEntry._fields.index("admission")
 
 
 def make_native_worker(

@@ -6,7 +6,11 @@ import json
 import platform
 import re
 import shutil
+import subprocess
+import sys
 from importlib.metadata import version
+
+import pytest
 
 from pagedcli.cli.doctor_run import read_processor
 from pagedcli.cli.main import run
@@ -61,6 +65,23 @@ def test_quota_and_memory_of_a_container_are_told(capfd, monkeypatch):
     assert re.search(r"CPU quota +1.5 CPUs", out)
     assert re.search(r"free for us +300(\.0)? MiB", out)
     assert re.search(r"container limit +300(\.0)? MiB left", out)
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["--version"], ["--help"]])
+def test_a_full_disk_behind_stdout_is_one_line(command):
+    code = "from pagedcli.cli.main import main; main()"
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        call = [sys.executable, "-c", code, *command]
+        done = subprocess.run(call, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "paged: cannot write: No space left on device\n"
+
+
+def test_sizes_are_in_the_units_of_the_error_messages(capfd, tiny_checkpoint):
+    assert run(["doctor", str(tiny_checkpoint("llama"))]) == 0
+    out = capfd.readouterr().out
+    assert "KiB" in out
+    assert not re.search(r"\b[kM]B\b", out)
 
 
 def test_a_good_model(capfd, tiny_checkpoint):

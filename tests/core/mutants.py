@@ -72,7 +72,7 @@ MUTANTS = (
         "return decodes, min", "test_field_cases:test_A4_decodes_beyond_the_budget_take_turns(2)"),
     one("due decodes leave tokens to prompts", POLICY, "min(kept, budget - num_due)", "kept",
         "test_field_cases:test_A4_decodes_beyond_the_budget_take_turns(2)"),
-    one("short prompts do not join", SCHEDULER, "        self._admit_short_prompts(plan)\n", "",
+    one("short prompts do not join", SCHEDULER, "            self._admit_short_prompts(plan)\n", "",
         "test_field_cases:test_C2_short_prompt_is_not_stuck_behind_a_huge_one"),
     # copies and forks
     one("a fork does not copy", KV, "return ((parent.table[num_shared], child.table[num_shared]),)", "return ()"),

@@ -157,7 +157,7 @@ def test_I8_request_with_pending_tokens_is_not_admitted_again() -> None:
     bed, victim = preempted_in_flight()
     bed.scheduler.abort(0)  # all memory is free now
     assert bed.requests[victim].num_pending == 1
-    assert str(bed.scheduler.blocked(victim)) == "waits for 1 tokens that are still on the device"
+    assert str(bed.scheduler.blocked(victim)) == "waits for 1 token still on the device"
     assert bed.scheduler.schedule() is None
     bed.drain()
     assert bed.output[victim] == alone(numbers(3, 50), 8)
@@ -240,8 +240,8 @@ def test_I11_prompt_blocks_are_published_when_issued_output_blocks_when_applied(
     ("length", "params", "message"),
     [
         (0, {}, "the prompt is empty: give at least one token"),
-        (41, {}, "needs 11 pages, the pool has 10: shorten by 1 tokens or --num-pages 11"),
-        (9, {"max_pages": 2}, "the prompt needs 3 pages, max_pages is 2: shorten by 1 tokens or max_pages 3"),
+        (41, {}, "needs 11 pages, the pool has 10: shorten by 1 token or --num-pages 11"),
+        (9, {"max_pages": 2}, "the prompt needs 3 pages, max_pages is 2: shorten by 1 token or max_pages 3"),
     ],
 )
 def test_I12_what_can_never_fit_is_refused(length: int, params: dict[str, int], message: str) -> None:
@@ -259,7 +259,7 @@ def test_I12_prompt_leaves_room_for_one_token_unless_it_wants_none() -> None:
         bed.add(numbers(32))
     assert str(caught.value) == (
         "needs 33 tokens, one of them for output, and the longest sequence has 32: "
-        "shorten by 1 tokens or --max-model-len 33"
+        "shorten by 1 token or --max-model-len 33"
     )
     with pytest.raises(RequestError, match="needs 33 tokens and the longest sequence has 32"):
         bed.add(numbers(33), max_tokens=0)

@@ -114,7 +114,7 @@ def test_pages() -> None:
     assert pages(1000 * MIB, max_num_seqs=2) == 64
     with pytest.raises(ConfigError, match="--num-pages 100"):
         pages(100 * MIB, num_pages=101)
-    with pytest.raises(ConfigError, match="--num-pages 100"):
+    with pytest.raises(ConfigError, match="--kv-memory 100MiB"):
         pages(100 * MIB, kv_memory_bytes=200 * MIB)
     with pytest.raises(ConfigError, match="--kv-memory"):
         pages(2 * MIB)

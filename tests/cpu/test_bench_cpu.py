@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import typer
+from paged_kernels.native import available_isas
+from rich.console import Console
 from typer.testing import CliRunner
 
+from pagedcli.bench import cpu
+from pagedcli.bench.cpu_report import Findings, Row, notes, report, table
 from pagedcli.bench.cpu_workloads import cpu_workloads, long_context
 from pagedcli.bench.machine import MachineRates
-from pagedcli.bench.peers import installed_peers
+from pagedcli.bench.peers import Peer, PeerBudget, PeerResult, installed_peers, run_peer
 from pagedcli.bench.random_checkpoint import QWEN2_5_0_5B, RandomCheckpoint
 from pagedcli.bench.work import ModelSizes
 from pagedcli.models.load import check_tensors, expected_tensors
@@ -84,6 +91,10 @@ def test_rates_are_those_of_the_variant() -> None:
     assert rates.flops_per_s("bfloat16", "avx512bf16") == 469e9
     assert rates.flops_per_s("bfloat16", "avx512") == rates.flops_per_s("float32", "amx") == 235e9
     assert rates.flops_per_s("bfloat16", "avx2") == 120e9
+    # A processor whose dots of bfloat16 are slower than its float32: the limit is still that of the dots.
+    slow_dots = MachineRates(2, 36e9, 138e9, 189e9, 156e9, 5e12)
+    assert slow_dots.flops_per_s("bfloat16", "avx512bf16") == 156e9
+    assert slow_dots.flops_per_s("float32", "avx512bf16") == 189e9
 
 
 def test_drawn_workloads_are_like_those_of_the_peers() -> None:
@@ -117,6 +128,87 @@ def test_peers_lists_are_read_and_missing_peers_are_left_out(
     assert [peer.name for peer in installed_peers(tmp_path)] == ["vLLM"]
 
 
+FAKE_PEER = """
+import argparse, json, os, sys, time
+parser = argparse.ArgumentParser()
+for name in ("model", "label", "workload", "runs", "budget", "threads"):
+    parser.add_argument("--" + name)
+options = parser.parse_args()
+print("a log line", flush=True)
+with open(options.model, "a") as log:
+    log.write(options.workload + "\\n")
+for name in options.workload.split(","):
+    if name == "slow":
+        if os.fork() == 0:
+            time.sleep(600)  # what it started is ended too
+        time.sleep(600)
+    if name == "fatal":
+        sys.exit("no such instruction")
+    rates = {"out_tok_s": 10, "prefill_tok_s": 20, "total_tok_s": 30}
+    line = {"workload": name, "load_s": 1.5, "version": "7", "others_cpu": 0.01, **rates}
+    print(json.dumps({"workload": name, "error": "ValueError: odd"} if name == "odd" else line), flush=True)
+"""
+
+
+@pytest.fixture
+def fake_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    (tmp_path / "peer_fake.py").write_text(FAKE_PEER)
+    monkeypatch.setenv("MODELS", str(tmp_path))
+    return Peer("fake", "peer_fake.py", "", "log", ())
+
+
+def test_a_peer_that_is_slow_is_over_its_time_and_begins_anew(fake_peer: Peer, tmp_path: Path) -> None:
+    workloads = {"first": "output", "slow": "total", "odd": "total", "last": "prompt"}
+    started = time.monotonic()
+    results = run_peer(fake_peer, tmp_path, workloads, 1, PeerBudget(load_s=20, workload_s=2))
+    assert time.monotonic() - started < 30
+    assert [str(results[name]) for name in workloads] == ["10.0", "over 2 s", "failed", "20.0"]
+    assert results["slow"].tokens_per_s is None
+    assert results["odd"].error == "ValueError: odd"
+    assert (results["last"].load_s, results["last"].version) == (1.5, "7")
+    assert (tmp_path / "log").read_text().split() == ["first,slow,odd,last", "odd,last"]
+
+
+def test_a_peer_that_cannot_load_is_over_both_times(fake_peer: Peer, tmp_path: Path) -> None:
+    results = run_peer(fake_peer, tmp_path, {"slow": "output"}, 1, PeerBudget(load_s=1.5, workload_s=0.5))
+    assert results == {"slow": PeerResult(over_s=2.0)}
+
+
+def test_a_peer_that_dies_has_failed_on_all_that_is_left(fake_peer: Peer, tmp_path: Path) -> None:
+    results = run_peer(
+        fake_peer, tmp_path, dict.fromkeys(("first", "fatal", "last"), "total"), 1, PeerBudget()
+    )
+    assert results["first"].tokens_per_s == 30
+    assert results["fatal"].error == results["last"].error == "exit code 1: no such instruction"
+
+
+def test_peers_stand_in_the_table_and_are_never_averaged_when_over_time() -> None:
+    row = Row("m", "batch64", "64 requests", "total", 50.0, [50.0], 100.0, "bytes", 1.0, 1e9, 25.0)
+    row.peers = {"a": PeerResult(tokens_per_s=40.0, load_s=2.0), "b": PeerResult(over_s=90.0)}
+    found = Findings(
+        MachineRates(1, 1e9, 1e9, 1e9, 1e9, 1e9), {}, "bfloat16", "amx", [row], budget=PeerBudget(5, 90)
+    )
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(table(found.rows))
+    shown = console.export_text()
+    assert "over 90 s" in shown
+    assert "40.0" in shown
+    assert "50%" in shown
+    assert "200%" in shown  # of the limit with dots
+    text = " ".join(notes(found))
+    assert "5 s to load and 90 s for each workload" in text
+    assert "a: loaded in 2.0 s" in text
+    assert json.loads(json.dumps(report(found)))["rows"][0]["peers"]["b"]["over_s"] == 90.0
+
+
+def test_a_part_that_does_not_exist_is_refused() -> None:
+    app = typer.Typer()
+    app.command()(cpu.main)
+    result = CliRunner().invoke(app, ["--without", "peers,lunch"])
+    assert result.exit_code == 2
+    assert "'lunch' is no part" in result.output
+
+
 def test_random_weights_have_the_shape_of_the_model() -> None:
     small = {**QWEN2_5_0_5B, "num_hidden_layers": 1, "vocab_size": 100, "intermediate_size": 64}
     checkpoint = RandomCheckpoint(small)
@@ -127,12 +219,8 @@ def test_random_weights_have_the_shape_of_the_model() -> None:
 def test_the_benchmark_runs_on_a_tiny_model(
     tiny_checkpoint: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import typer
-
-    from pagedcli.bench import cpu
-
     monkeypatch.setattr(
-        cpu, "measure_machine", lambda threads: MachineRates(threads, 1e10, 5e10, 1e11, 2e11, 0.0)
+        cpu, "measure_machine", lambda threads: MachineRates(threads, 1e10, 5e10, 1e11, 2e11, 4e11)
     )
     path = tiny_checkpoint("llama", vocab_size=30_000, max_position_embeddings=1024)
     app = typer.Typer()
@@ -149,14 +237,21 @@ def test_the_benchmark_runs_on_a_tiny_model(
         "1",
         "--context",
         "200",
+        "--without",
+        "qwen",
     ]
     plot = tmp_path / "roofline.svg"
     files = ["--json", str(file), "--roofline", str(plot)]
     result = CliRunner().invoke(app, [*options, *files], catch_exceptions=False)
     assert result.exit_code == 0
     written = json.loads(file.read_text())
-    assert [row["workload"] for row in written["rows"]] == ["decode", "prefill512", "context200"]
+    rows = [row["workload"] for row in written["rows"]]
+    assert rows[:3] == ["decode", "prefill512", "context200"]
+    others = [isa for isa in cpu.VARIANTS if isa in available_isas()[1:]]
+    assert rows[3:] == ["decode", "prefill512"] * len(others)
+    assert [row["engine"].split(", ")[2] for row in written["rows"][3::2]] == others
     assert all(row["tokens_per_s"] > 0 and 0 < row["limit_share"] < 1 for row in written["rows"])
+    assert written["left_out"] == ["qwen"]
     assert set(written["python_ms_per_step"]) == {"1", "64"}
     assert written["ready"]["seconds"] > 0
     assert "Python per step at batch 64" in result.stdout

@@ -37,8 +37,8 @@ def test_a_good_folder(tiny_checkpoint: MakeModel) -> None:
     assert f"all {len(shapes)} are there" in said
     assert "stored as bfloat16" in said
     # 2 (K and V) x 2 layers x 2 heads x 16 dimensions x 2 bytes
-    assert "KV: 256 bytes a token, 4.1 kB a page of 16" in said
-    assert "131.1 kB for the KV of one sequence of 512 tokens" in said
+    assert "KV: 256 bytes a token, 4 KiB a page of 16" in said
+    assert "128 KiB for the KV of one sequence of 512 tokens" in said
     assert "chat template: present" in said
     assert "2 '<|im_end|>'" in said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -29,6 +30,21 @@ def refused(path: Path) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, tiny_checkpoint: MakeModel) -> Path:
     return Path(shutil.copytree(tiny_checkpoint("llama"), tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"]
+)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    if name == "generation_config.json":
+        assert "eos_token_id" in open_checkpoint(folder).generation_config  # it may be missing
+    elif name == "tokenizer.json":
+        with pytest.raises(CheckpointError, match="tokenizer"):
+            open_checkpoint(folder).load_tokenizer()
+    else:
+        assert name in refused(folder)
 
 
 class Bomb:

@@ -53,6 +53,27 @@ def test_every_variant_is_near_the_torch_reference(isa: str, dtype: str, tmp_pat
     assert_close(actual, expected.numpy(), TOLERANCE if dtype == "float32" else 0.04)
 
 
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512bf16", "amx", "neon"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", ["llama-gqa7-head12-biases", "qwen3"])
+def test_the_override_runs_each_variant_near_the_portable_one(
+    case: str, isa: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt in chunks, then decodes; every position's logits."""
+    if isa not in available_isas():
+        pytest.skip(f"{isa} is not built, or not for this machine")
+    tiny_oracle(*CASES[case]).save_pretrained(tmp_path)
+    tokens = list(range(7, 97))
+    logits = []
+    for name in ("portable", isa):
+        monkeypatch.setenv("PAGED_CPU_ISA", name)
+        model = NativeModel.load(tmp_path, dtype)
+        assert model.ops.runtime.isa == name
+        (found,) = run_native(model, [tokens], [*chunked(0, 81, 33), *[[(0, 1)]] * 9])
+        logits.append(found)
+    assert_close(logits[1], logits[0], TOLERANCE if dtype == "float32" else 0.04)
+
+
 def test_a_file_is_never_resident_as_a_whole_beside_its_packing(tmp_path: Path) -> None:
     """Weights at the run's dtype and some; measured in a process of its own, on a model of 100 MB."""
     import subprocess

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,7 +16,6 @@ from pagedcli.core.plan import Admission, TokenLogprob
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.runtime.faults import Fault
 from pagedcli.runtime.native_rows import SlotSampling, make_slot_sampling
-from pagedcli.runtime.native_worker import read_logprobs
 from tests.cpu.sampler_helpers import MINUS_INFINITY, brute_adjusted, brute_choice
 from tests.cpu.test_sampler import sampling_cases
 
@@ -28,9 +28,26 @@ def make(
 ) -> SlotSampling:  # fmt: skip
     admission = Admission((), (), num_prompt, sample_index, seed, params, stop_ids)
     store = np.array([*tokens, 0, 0], np.int32)
-    made = make_slot_sampling(admission, vocab_size, store)
-    made.row["position"], made.row["logit_row"] = len(tokens), logit_row
-    return made
+    made = make_slot_sampling(admission, vocab_size)
+    made.row["tokens"], made.row["position"], made.row["logit_row"] = (
+        store.ctypes.data,
+        len(tokens),
+        logit_row,
+    )
+    return dataclasses.replace(made, kept=(store, *made.kept))
+
+
+def read_logprobs(tokens: np.ndarray, num_top: np.ndarray, out: SampleOutput) -> list[TokenLogprob | None]:
+    """As plain values, one for each token; None where `num_top` is negative."""
+    count = len(tokens)
+    columns = (tokens, num_top, out.logprobs[:count], out.ranks[:count], out.top_ids[:count], out.top[:count])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [
+        None
+        if top < 0
+        else TokenLogprob(token, value, rank, tuple(zip(ids[:top], values[:top], strict=True)))
+        for token, top, value, rank, ids, values in rows
+    ]
 
 
 def run(

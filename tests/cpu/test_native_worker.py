@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from paged_kernels.native import KVPool, Runtime
+from paged_kernels.native import KVPool, Runtime, Slots
 
 from pagedcli.config import SchedulerConfig
 from pagedcli.core.kv_manager import PagedKV
-from pagedcli.core.plan import StepPlan
+from pagedcli.core.plan import PlanEntry, StepPlan
 from pagedcli.core.request import Request
-from pagedcli.core.sampling import SamplingParams
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.core import EngineCore
 from pagedcli.errors import ConfigError
@@ -27,6 +25,7 @@ from tests.cpu.test_runtime_worker import (  # noqa: F401 - run here with the na
     PROMPT,
     admission,
     entry,
+    expected,
     test_a_poisoned_request_fails_alone_and_may_run_on_until_it_is_ended,
     test_a_shared_prefix_is_read_and_a_copied_block_diverges,
     test_logprobs_and_prompt_logprobs,
@@ -43,8 +42,8 @@ from tests.cpu.test_runtime_worker import (  # noqa: F401 - run here with the na
 class ChainProgram:
     """Runs the stand-in as if it were a recorded program, over the cells of a `KVPool`."""
 
-    def __init__(self, model: ChainModel, kv: KVPool) -> None:
-        self._model, self._kv = model, kv
+    def __init__(self, model: ChainModel, kv: KVPool, runtime: Runtime) -> None:
+        self._model, self._kv, self._runtime = model, kv, runtime
         self.num_blocks, self.block_size = kv.num_blocks, kv.block_size
         cells = torch.frombuffer(memoryview(kv.buffer), dtype=torch.float32)
         self._cells = cells.view(kv.num_layers, 2, kv.num_blocks, 1, kv.block_size, 2)
@@ -55,23 +54,23 @@ class ChainProgram:
     def value(self, layer: int) -> torch.Tensor:
         return self._cells[layer, 1]
 
-    def run(self, *arrays: np.ndarray) -> None:
+    def step(self, slots: Slots, entries: tuple[PlanEntry, ...]) -> tuple[tuple[int, ...], int]:
+        arrays = slots.lay_out(entries)
         for array, kind in zip(arrays, (np.int64,) * 3 + (np.int32,) * 3 + (np.int64,), strict=True):
             assert array.dtype == kind
             assert array.flags.c_contiguous
         lens, seq_lens = np.diff(arrays[3]).tolist(), arrays[4].tolist()
         batch = ForwardBatch(*map(torch.from_numpy, arrays), query_lens=lens, host_seq_lens=seq_lens)
-        self._logits = np.ascontiguousarray(self._model.forward(batch, self).numpy())
-
-    def logits(self) -> np.ndarray:
-        return self._logits
+        logits = self._model.forward(batch, self).numpy()
+        return slots.read(self._runtime, np.ascontiguousarray(logits, np.float32))
 
 
 def make_worker(model: ChainModel | None = None, *, threads: int = 1, **settings: int) -> NativeWorker:
     sizes = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 3, "max_model_len": 40, **settings}
     kv = KVPool(2, sizes.pop("num_blocks"), 1, sizes.pop("block_size"), 2, "float32")
-    program = ChainProgram(model or ChainModel(), kv)
-    return NativeWorker(program, kv, Runtime(threads), chain_spec(), dtype="float32", **sizes)
+    runtime = Runtime(threads)
+    program = ChainProgram(model or ChainModel(), kv, runtime)
+    return NativeWorker(program, kv, runtime, chain_spec(), dtype="float32", **sizes)
 
 
 @pytest.fixture(autouse=True)
@@ -144,55 +143,44 @@ def test_workloads_of_every_kind_equal_the_oracle(seed: int, depth: int) -> None
     assert seen == wanted
 
 
-def test_steps_that_only_count_up_equal_steps_laid_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two slots decode over several blocks: they pause apart, one is freed and comes back, a plan goes wrong."""
-
-    def decode_all() -> list[tuple[int, ...]]:
-        worker = make_worker(num_blocks=40)
-        first = (
-            entry(0, 0, 10, admitted=admission(PROMPT, (1, 2, 3))),
-            entry(2, 0, 2, admitted=admission([8, 8], (4,))),
-        )
-        tokens = [worker.run(StepPlan(1, first)).tokens]
-        ends, next_block = {0: 10, 2: 2}, 5
-        for step in range(2, 34):
-            slots = (0, 2) if step % 9 else (2,)
-            entries = []
-            for slot in slots:
-                crosses = ends[slot] % 4 == 0 and ends[slot] > 10 * (slot == 0)
-                entries.append(
-                    entry(
-                        slot, ends[slot], 1, new_blocks=(next_block,) if crosses or ends[slot] == 12 else ()
-                    )
-                )
-                next_block += bool(entries[-1].new_blocks)
-                ends[slot] += 1
-            tokens.append(worker.run(StepPlan(step, tuple(entries))).tokens)
-        return tokens
-
-    counted = decode_all()
-    monkeypatch.setattr("pagedcli.runtime.native_state.NativeState._goes_on", lambda *_: False)
-    assert decode_all() == counted
-    monkeypatch.undo()
-    worker = make_worker()
-    worker.run(StepPlan(1, (entry(0, 0, 10, admitted=admission(PROMPT, (1, 2, 3))),)))
-    worker.run(StepPlan(2, (entry(0, 10, 1),)))
-    with pytest.raises(AssertionError, match="slot 0: not its next position"):
-        worker.run(StepPlan(3, (entry(0, 12, 1),)))
-    worker = make_worker()
-    worker.run(StepPlan(1, (entry(0, 0, 10, admitted=admission(PROMPT, (1, 2, 3))),)))
-    worker.run(StepPlan(2, (entry(0, 10, 1),)))
-    worker.run(StepPlan(3, (entry(0, 11, 1),)))
-    with pytest.raises(AssertionError, match="beyond its table"):
-        worker.run(StepPlan(4, (entry(0, 12, 1),)))
-
-
-def test_prompt_logprobs_of_many_rows_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(prompt_logprobs=2, max_tokens=0)
-    whole = entry(
-        0, 0, 10, samples=False, logit_rows=tuple(range(9)), admitted=admission(PROMPT, (1, 2, 3), params)
+def test_slots_that_decode_together_and_apart_give_what_each_gives_alone() -> None:
+    """Two slots decode over several blocks and pause apart."""
+    worker = make_worker(num_blocks=40)
+    first = (
+        entry(0, 0, 10, admitted=admission(PROMPT, (1, 2, 3))),
+        entry(2, 0, 2, admitted=admission([8, 8], (4,))),
     )
-    expected: Any = make_worker().run(StepPlan(1, (whole,))).prompt_logprobs
-    monkeypatch.setattr("pagedcli.runtime.native_worker.LOGPROB_ROWS", 4)
-    assert make_worker().run(StepPlan(1, (whole,))).prompt_logprobs == expected
-    assert len(expected[0]) == 9
+    given = dict(zip((0, 2), ([token] for token in worker.run(StepPlan(1, first)).tokens), strict=True))
+    ends, blocks, next_block = {0: 10, 2: 2}, {0: 3, 2: 1}, 5
+    for step in range(2, 30):
+        slots = (0, 2) if step % 9 else (2,)
+        entries = []
+        for slot in slots:
+            crosses = ends[slot] == 4 * blocks[slot]
+            entries.append(entry(slot, ends[slot], 1, new_blocks=(next_block,) if crosses else ()))
+            next_block += crosses
+            blocks[slot] += crosses
+            ends[slot] += 1
+        for slot, token in zip(slots, worker.run(StepPlan(step, tuple(entries))).tokens, strict=True):
+            given[slot].append(token)
+    assert given[0] == expected(PROMPT, len(given[0]))
+    assert given[2] == expected([8, 8], len(given[2]))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (entry(0, 12, 1), "a position without a token"),
+        (entry(0, 14, 1), "beyond its table"),
+        (entry(0, -1, 1), "an empty entry"),
+        (entry(0, 10, 1), "samples too early"),
+        (entry(7, 0, 1), "slot 7 of 3"),
+        (entry(1, 0, 1), "beyond its table"),
+    ],
+)
+def test_a_step_that_does_not_go_on_where_its_slot_is_is_caught(bad: PlanEntry, message: str) -> None:
+    worker = make_worker(max_model_len=14)
+    worker.run(StepPlan(1, (entry(0, 0, 10, admitted=admission(PROMPT, (1, 2, 3, 4))),)))
+    worker.run(StepPlan(2, (entry(0, 10, 1),)))
+    with pytest.raises(AssertionError, match=message):
+        worker.run(StepPlan(3, (bad,)))

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
 from pagedcli.runtime.cgroups import ControlGroups
@@ -19,7 +20,6 @@ from pagedcli.runtime.memory import (
     check_kv_fits,
     cpu_kv_budget,
     free_memory,
-    show_bytes,
 )
 from pagedcli.runtime.threads import allowed_cpus, compute_threads, physical_cores
 
@@ -156,6 +156,12 @@ def test_a_pool_that_does_not_fit_is_refused_with_the_largest_that_does() -> Non
         check_kv_fits(11, MIB, 10 * MIB)
     with pytest.raises(ConfigError, match="use a smaller model"):
         check_kv_fits(1, MIB, MIB - 1)
+    # Who asked for a size is told a size, which fits.
+    with pytest.raises(ConfigError, match=r"7 MiB is free: use --kv-memory 6MiB$"):
+        check_kv_fits(5, 3 * MIB, 7 * MIB, asked_bytes=16 * MIB)
+    check_kv_fits(blocks_within(6 * MIB, 3 * MIB), 3 * MIB, 7 * MIB, asked_bytes=6 * MIB)
+    with pytest.raises(ConfigError, match=r"use --kv-memory 900$"):
+        check_kv_fits(5, 300, 1000, asked_bytes=1600)
 
 
 @pytest.mark.parametrize(

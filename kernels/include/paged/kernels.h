@@ -17,9 +17,9 @@
 extern "C" {
 #endif
 
-#define PAGED_SCRATCH_BYTES (32 << 20)
+#define PAGED_SCRATCH_BYTES (128 << 20)
 /* Largest vocabulary that a sampling row fits the scratch with. */
-#define PAGED_MAX_VOCABULARY (512 * 1024)
+#define PAGED_MAX_VOCABULARY (2048 * 1024)
 
 /* Rows of a packed table by token id. Items: rows. */
 typedef struct PagedEmbedding {
@@ -126,6 +126,7 @@ typedef struct PagedSelect {
 /* Rows row_offset to row_offset + rows - 1 of a packed weight, from a stored tensor. Items: blocks of 16 features. */
 typedef struct PagedPack {
     const void *source;   /* [rows, in_features] of source_dtype, row-major, any alignment */
+    const int64_t *order; /* [rows]: which row of the source comes where; null: as they lie */
     void *packed;         /* the whole packed weight, zeroed before the first part */
     int64_t rows, row_offset, in_features;
     int32_t source_dtype; /* any PagedDtype */

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* Raised by every change of a struct or of a function's meaning; a variant library of another version is refused. */
-#define PAGED_ABI_VERSION 2
+#define PAGED_ABI_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,7 +16,11 @@ typedef enum PagedDtype {
     PAGED_F32 = 0,
     PAGED_BF16 = 1,
     PAGED_F16 = 2,
-    PAGED_F64 = 3
+    PAGED_F64 = 3,
+    /* Blocks of 32 elements as GGUF files have them: a float16 scale, in Q4_1 the least value too, then the codes. */
+    PAGED_Q4_0 = 4,
+    PAGED_Q4_1 = 5,
+    PAGED_Q8_0 = 6
 } PagedDtype;
 
 typedef enum PagedActivation {

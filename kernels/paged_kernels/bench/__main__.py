@@ -115,7 +115,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     limits = measure_limits(options.threads)
-    runtime, shape = Runtime(options.threads, isa=options.isa), SHAPES[options.shape]
+    cpus = sorted(os.sched_getaffinity(0))[: options.threads]
+    runtime, shape = Runtime(options.threads, cpus=cpus, isa=options.isa), SHAPES[options.shape]
     runtime.bind_caller()
     program = record(runtime, shape, options.dtype, STEPS)
     rows = [measure(program, shape, options.dtype, step, limits, options.seconds) for step in STEPS]

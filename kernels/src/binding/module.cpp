@@ -1,10 +1,10 @@
-// The module paged_kernels._native: Buffer, Runtime, Program. See _native.pyi for the functions' meaning.
+// The module paged_kernels._native: Buffer, Runtime, Program, Slots. See _native.pyi for the functions' meaning.
 #include "objects.hpp"
 
 namespace paged::binding {
 
 PyObject* error_type = nullptr;
-PyTypeObject *buffer_type = nullptr, *runtime_type = nullptr, *program_type = nullptr;
+PyTypeObject *buffer_type = nullptr, *runtime_type = nullptr, *program_type = nullptr, *slots_type = nullptr;
 
 namespace {
 
@@ -21,11 +21,13 @@ void add_types(PyObject* module) {
     buffer_type = make_buffer_type();
     runtime_type = make_runtime_type();
     program_type = make_program_type();
+    slots_type = make_slots_type();
     error_type = checked(PyErr_NewException("paged_kernels._native.Error", PyExc_ValueError, nullptr));
     for (auto [name, object] :
          {std::pair<const char*, PyObject*>{"Buffer", reinterpret_cast<PyObject*>(buffer_type)},
           {"Runtime", reinterpret_cast<PyObject*>(runtime_type)},
           {"Program", reinterpret_cast<PyObject*>(program_type)},
+          {"Slots", reinterpret_cast<PyObject*>(slots_type)},
           {"Error", error_type}}) {
         if (PyModule_AddObjectRef(module, name, object) < 0) {
             throw PythonError{};

@@ -1,4 +1,4 @@
-// The module's three kinds of objects, each with its file: what they hold and how the others get at it.
+// The module's kinds of objects, each with its file: what they hold and how the others get at it.
 #pragma once
 
 #include <atomic>
@@ -13,11 +13,12 @@
 
 namespace paged::binding {
 
-extern PyTypeObject *buffer_type, *runtime_type, *program_type;
+extern PyTypeObject *buffer_type, *runtime_type, *program_type, *slots_type;
 
 PyTypeObject* make_buffer_type();
 PyTypeObject* make_runtime_type();
 PyTypeObject* make_program_type();
+PyTypeObject* make_slots_type();
 
 struct BufferObject {
     Memory memory;
@@ -42,6 +43,13 @@ struct RuntimeObject {
         pool.run(&call, 1);
     }
 };
+
+// The program of a Program and the runtime that it was recorded for.
+struct ProgramParts {
+    Program& program;
+    RuntimeObject& runtime;
+};
+ProgramParts program_of(PyObject* object);
 
 // One caller at a time: a second one is told, it does not wait.
 class Busy {

@@ -299,6 +299,15 @@ PyMethodDef program_methods[] = {
 
 }  // namespace
 
+ProgramParts program_of(PyObject* object) {
+    if (!PyObject_TypeCheck(object, program_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Program is expected");
+        throw PythonError{};
+    }
+    ProgramObject& self = self_of<ProgramObject>(object);
+    return {self.program, self_of<RuntimeObject>(self.runtime)};
+}
+
 PyTypeObject* make_program_type() {
     PyType_Slot program_slots[] = {
         {Py_tp_new, slot(program_new)},

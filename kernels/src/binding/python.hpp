@@ -25,6 +25,8 @@ R guarded(R failed, F&& f) {
     } catch (const PythonError&) {
     } catch (const Error& error) {
         PyErr_SetString(error_type, error.what());
+    } catch (const Broken& error) {
+        PyErr_SetString(PyExc_AssertionError, error.what());
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
     } catch (const std::exception& error) {

@@ -1,5 +1,6 @@
 // Runtime: a variant and its threads; packing, copying, sampling and single kernels.
 #include <cstring>
+#include <optional>
 
 #include "objects.hpp"
 
@@ -40,17 +41,22 @@ PyObject* bind_caller(PyObject* self, PyObject* const*, Py_ssize_t) {
     return none();
 }
 
-int64_t stored_bytes(int64_t dtype) {
-    require(dtype >= PAGED_F32 && dtype <= PAGED_F64, "a stored dtype is " + std::to_string(dtype));
-    const int64_t sizes[] = {4, 2, 2, 8};
-    return sizes[dtype];
+// Bytes of a stored row.
+int64_t stored_bytes(int64_t dtype, int64_t in_features) {
+    require(dtype >= PAGED_F32 && dtype <= PAGED_Q8_0, "a stored dtype is " + std::to_string(dtype));
+    const int64_t elements[] = {1, 1, 1, 1, 32, 32, 32}, bytes[] = {4, 2, 2, 8, 18, 20, 34};
+    require(
+        in_features % elements[dtype] == 0,
+        std::to_string(in_features) + " features are no whole blocks of " + std::to_string(elements[dtype])
+    );
+    return in_features / elements[dtype] * bytes[dtype];
 }
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// packed, dtype, row_offset, rows, in_features, source, source_dtype
+// packed, dtype, row_offset, rows, in_features, source, source_dtype, order
 PyObject* pack(PyObject* self, PyObject* const* values, Py_ssize_t count) {
-    const Arguments arguments(values, count, 7);
+    const Arguments arguments(values, count, 8);
     Memory& packed = memory_of(arguments.object(0));
     PagedPack params{};
     params.packed = packed.data();
@@ -70,11 +76,20 @@ PyObject* pack(PyObject* self, PyObject* const* values, Py_ssize_t count) {
         static_cast<int64_t>(packed.size()) >= needed,
         "the packed weight has " + std::to_string(packed.size()) + " bytes, " + std::to_string(needed) + " are needed"
     );
-    const int64_t stored = params.rows * params.in_features * stored_bytes(params.source_dtype);
+    const int64_t stored = params.rows * stored_bytes(params.source_dtype, params.in_features);
     require(
         source.bytes() == stored,
         "the stored tensor has " + std::to_string(source.bytes()) + " bytes, expected " + std::to_string(stored)
     );
+    std::optional<View> order;
+    if (arguments.object(7) != Py_None) {
+        order.emplace(arguments.object(7), 8, "order");
+        order->contiguous("order").at_least(params.rows, "order");
+        params.order = order->data<int64_t>();
+        for (int64_t i = 0; i < params.rows; i++) {
+            require(params.order[i] >= 0 && params.order[i] < params.rows, "an order of rows names one that is not there");
+        }
+    }
     RuntimeObject& runtime = self_of<RuntimeObject>(self);
     const Busy busy(runtime);
     const WithoutGil unlocked;

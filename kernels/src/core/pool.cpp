@@ -16,6 +16,8 @@ namespace paged {
 namespace {
 
 constexpr int64_t MAX_CALLS = 4096;  // of one epoch; longer lists run in pieces
+// What a thread fetches ahead at most, and at a time between two looks at what it waits for.
+constexpr int64_t AHEAD_BYTES = 256 << 10, FETCH_BYTES = 256, LINE = 64;
 constexpr auto SPIN_TIME = std::chrono::microseconds(100);
 
 constexpr int FIELD_BITS = 22;
@@ -41,20 +43,6 @@ void pause() {
 #endif
 }
 
-std::vector<int> allowed_cpus() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    std::vector<int> cpus;
-    if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-            if (CPU_ISSET(cpu, &set)) {
-                cpus.push_back(cpu);
-            }
-        }
-    }
-    return cpus;
-}
-
 // Pinning is an optimization: a system that refuses it gets unpinned threads.
 void pin(int cpu) {
     cpu_set_t set;
@@ -67,9 +55,6 @@ void pin(int cpu) {
 
 Pool::Pool(int threads, std::vector<int> cpus) : threads_(threads), cpus_(std::move(cpus)) {
     require(threads >= 1 && threads <= 1024, "threads is " + std::to_string(threads) + ": from 1 to 1024");
-    if (cpus_.empty()) {
-        cpus_ = allowed_cpus();
-    }
     const size_t ranges = sizeof(Range) * static_cast<size_t>(MAX_CALLS * threads_);
     words_ = Memory(ranges + sizeof(Progress) * MAX_CALLS, false);
     // Zeroed memory is a valid state of all words: epoch 0, nothing to take, nothing left.
@@ -115,19 +100,29 @@ void Pool::run_some(const Call* calls, int64_t count) {
 }
 
 void Pool::lay_out(const Call* calls, int64_t count, uint64_t epoch) {
+    int64_t items_before = 0;
     for (int64_t index = 0; index < count; index++) {
         const Call& call = calls[index];
         const int64_t items = call.kernel->items(call.params);
         require(items >= 0 && static_cast<uint64_t>(items) < FIELD, "a call has " + std::to_string(items) + " items");
+        const int64_t grain = call.kernel->grain(call.params);
+        // Nobody finishes a call without items.
+        const bool tail = items_before > 0 && items > 0 && items <= grain;
+        items_before = items;
+        progress_[index].tail.store(tail ? items : 0, std::memory_order_relaxed);
+        progress_[index].streams[0].store(call.ahead.streams[0], std::memory_order_relaxed);
+        progress_[index].streams[1].store(call.ahead.streams[1], std::memory_order_relaxed);
+        progress_[index].bytes.store(call.ahead.bytes, std::memory_order_relaxed);
+        const int64_t shared = tail ? 0 : items;
         for (int thread = 0; thread < threads_; thread++) {
-            const int64_t first = items * thread / threads_, last = items * (thread + 1) / threads_;
+            const int64_t first = shared * thread / threads_, last = shared * (thread + 1) / threads_;
             range(index, thread)
                 .word.store(
                     range_word(epoch, static_cast<uint64_t>(first), static_cast<uint64_t>(last)),
                     std::memory_order_relaxed
                 );
         }
-        progress_[index].grain.store(call.kernel->grain(call.params), std::memory_order_relaxed);
+        progress_[index].grain.store(grain, std::memory_order_relaxed);
         progress_[index].word.store(progress_word(epoch, static_cast<uint64_t>(items)), std::memory_order_release);
     }
 }
@@ -138,7 +133,7 @@ void Pool::serve(int thread) {
     }
     uint64_t seen = 0;
     for (;;) {
-        wait([&] { return epoch_.load() != seen; });
+        wait([&] { return epoch_.load() != seen; }, [] {});
         if (stop_.load()) {
             return;
         }
@@ -150,15 +145,16 @@ void Pool::serve(int thread) {
 void Pool::work(int thread, uint64_t epoch) {
     const Call* calls = calls_.load(std::memory_order_acquire);
     const int64_t count = count_.load(std::memory_order_relaxed);
+    Fetched fetched;
     for (int64_t index = 0; index < count; index++) {
-        if (!take_items(thread, calls[index], index, epoch) || !wait_done(index, epoch)) {
+        if (!take_items(thread, calls, index, epoch) || !wait_done(thread, index, epoch, fetched)) {
             return;
         }
     }
 }
 
-// False if the run is over. `call` is only looked into once an item was taken: until it is done the run cannot end.
-bool Pool::take_items(int thread, const Call& call, int64_t index, uint64_t epoch) {
+// False if the run is over. `calls` are only looked into once an item was taken: until it is done the run cannot end.
+bool Pool::take_items(int thread, const Call* calls, int64_t index, uint64_t epoch) {
     const uint64_t grain = static_cast<uint64_t>(progress_[index].grain.load(std::memory_order_relaxed));
     uint64_t taken = 0;
     for (int offset = 0; offset < threads_; offset++) {
@@ -174,8 +170,8 @@ bool Pool::take_items(int thread, const Call& call, int64_t index, uint64_t epoc
             }
             const uint64_t last = std::min(next + grain, end);
             if (word.compare_exchange_weak(seen, range_word(epoch, last, end), std::memory_order_acq_rel)) {
-                call.kernel->run(
-                    call.params, static_cast<int64_t>(next), static_cast<int64_t>(last),
+                calls[index].kernel->run(
+                    calls[index].params, static_cast<int64_t>(next), static_cast<int64_t>(last),
                     scratch_[static_cast<size_t>(thread)].data()
                 );
                 taken += last - next;
@@ -184,33 +180,69 @@ bool Pool::take_items(int thread, const Call& call, int64_t index, uint64_t epoc
         }
     }
     if (taken > 0) {
-        finish_items(index, taken);
+        finish_items(thread, calls, index, taken);
     }
     return true;
 }
 
-void Pool::finish_items(int64_t index, uint64_t count) {
-    if (progress_left(progress_[index].word.fetch_sub(count)) == count) {
+void Pool::finish_items(int thread, const Call* calls, int64_t index, uint64_t count) {
+    // The number of calls is looked up before: once the last of them is done the run may end.
+    const int64_t next = index + 1 < count_.load(std::memory_order_relaxed) ? index + 1 : 0;
+    const int64_t tail = next > 0 ? progress_[next].tail.load(std::memory_order_relaxed) : 0;
+    if (progress_left(progress_[index].word.fetch_sub(count)) != count) {
+        return;
+    }
+    if (tail > 0) {
+        calls[next].kernel->run(calls[next].params, 0, tail, scratch_[static_cast<size_t>(thread)].data());
+        finish_items(thread, calls, next, static_cast<uint64_t>(tail));
+    } else {
         wake();
     }
 }
 
-bool Pool::wait_done(int64_t index, uint64_t epoch) {
+bool Pool::wait_done(int thread, int64_t index, uint64_t epoch, Fetched& fetched) {
     uint64_t word = 0;
-    wait([&] {
-        word = progress_[index].word.load();
-        return progress_epoch(word) != epoch || progress_left(word) == 0;
-    });
+    wait(
+        [&] {
+            word = progress_[index].word.load();
+            return progress_epoch(word) != epoch || progress_left(word) == 0;
+        },
+        [&] { fetch_some(thread, index, fetched); }
+    );
     return progress_epoch(word) == epoch;
 }
 
-template <class Done>
-void Pool::wait(Done done) {
+// A run that has ended meanwhile may leave any addresses here: to fetch from them does nothing worse than waste.
+void Pool::fetch_some(int thread, int64_t index, Fetched& fetched) {
+    const Progress& progress = progress_[index];
+    const char* stream = progress.streams[0].load(std::memory_order_relaxed);
+    const char* second = progress.streams[1].load(std::memory_order_relaxed);
+    const int64_t bytes = progress.bytes.load(std::memory_order_relaxed);
+    if (stream != fetched.stream) {
+        fetched = {stream, 0};
+    }
+    const int64_t most = std::min(bytes / threads_, second == nullptr ? AHEAD_BYTES : AHEAD_BYTES / 2);
+    if (fetched.bytes >= most) {
+        return;
+    }
+    const int64_t from = bytes * thread / threads_ + fetched.bytes;
+    for (int64_t line = 0; line < FETCH_BYTES; line += LINE) {
+        __builtin_prefetch(stream + from + line, 0, 2);
+        if (second != nullptr) {
+            __builtin_prefetch(second + from + line, 0, 2);
+        }
+    }
+    fetched.bytes += FETCH_BYTES;
+}
+
+template <class Done, class Meanwhile>
+void Pool::wait(Done done, Meanwhile meanwhile) {
     if (done()) {
         return;
     }
     const auto limit = std::chrono::steady_clock::now() + SPIN_TIME;
     for (int spins = 1;; spins++) {
+        meanwhile();
         pause();
         if (done()) {
             return;

@@ -7,6 +7,9 @@
 //   call 0:  thread 0 | 0 1 2 3 |   thread 1 | 4 5 6 7 |      each range: one word (epoch, next, end)
 //            items left: 8, counted down                       one word (epoch, left)
 //
+// A call that one thread does at once (a norm of one row) is done by whoever finishes the call before it: nobody is told
+// of that one's end, everybody of both.
+//
 // Every word carries the number of the run, the epoch: a thread that comes late, even after the run has ended and the
 // next has begun, finds another epoch and touches nothing.
 #pragma once
@@ -22,14 +25,23 @@
 
 namespace paged {
 
+// Memory that the next large call will read from its start on, each thread a share of every stream. Threads that wait
+// for others fetch the beginning of their share meanwhile.
+struct Ahead {
+    const char* streams[2] = {nullptr, nullptr};
+    int64_t bytes = 0;  // of a stream
+};
+
 struct Call {
     const PagedKernel* kernel;
     const void* params;
+    Ahead ahead = {};
 };
 
 class Pool {
 public:
-    // `cpus`: logical CPUs to pin to, one per thread; empty: those that the process may use, in order.
+    // `cpus`: logical CPUs to pin to, one per thread; empty: the system places them. Who leaves some CPUs to others must
+    // not choose: two such pools would meet on the first ones.
     Pool(int threads, std::vector<int> cpus);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -50,17 +62,26 @@ private:
     struct alignas(64) Progress {
         std::atomic<uint64_t> word;
         std::atomic<int64_t> grain;
+        std::atomic<int64_t> tail;  // items of a call that belongs to the call before it, else 0
+        std::atomic<const char*> streams[2];
+        std::atomic<int64_t> bytes;
+    };
+    // How far a thread has fetched its share of the streams.
+    struct Fetched {
+        const char* stream = nullptr;
+        int64_t bytes = 0;
     };
 
     void run_some(const Call* calls, int64_t count);
     void lay_out(const Call* calls, int64_t count, uint64_t epoch);
     void serve(int thread);
     void work(int thread, uint64_t epoch);
-    bool take_items(int thread, const Call& call, int64_t index, uint64_t epoch);
-    bool wait_done(int64_t index, uint64_t epoch);
-    void finish_items(int64_t index, uint64_t count);
-    template <class Done>
-    void wait(Done done);
+    bool take_items(int thread, const Call* calls, int64_t index, uint64_t epoch);
+    bool wait_done(int thread, int64_t index, uint64_t epoch, Fetched& fetched);
+    void fetch_some(int thread, int64_t index, Fetched& fetched);
+    void finish_items(int thread, const Call* calls, int64_t index, uint64_t count);
+    template <class Done, class Meanwhile>
+    void wait(Done done, Meanwhile meanwhile);
     void wake();
 
     Range& range(int64_t call, int thread) { return ranges_[call * threads_ + thread]; }

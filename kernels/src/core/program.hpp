@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,15 @@ struct Batch {
     const int64_t* logit_rows;    // [num_logit_rows]
     int64_t num_tokens, num_seqs, table_stride, num_logit_rows;
 };
+
+// Some rows of a step's logits, once they are computed.
+struct LogitPart {
+    const float* logits;
+    int64_t stride, first, count;
+};
+
+// Adds the kernel calls that read a part of the logits; they run right after those that write it.
+using LogitReader = std::function<void(const LogitPart&, std::vector<Call>&)>;
 
 enum class OpKind { embedding, norm, linear, rope, attention, gated, add, select };
 
@@ -85,6 +95,10 @@ public:
 
     void run(const Batch& batch);
 
+    // As `run`, but the logits are computed some rows at a time and only `reader` sees them: memory for them is bounded
+    // however many are asked for. Nothing is there for `output` then.
+    void step(const Batch& batch, const LogitReader& reader);
+
     // As `run`, each call on its own: the name and the seconds of every call, for measurements.
     std::vector<std::pair<const char*, double>> time_calls(const Batch& batch);
 
@@ -92,6 +106,7 @@ public:
     void* output() const;
     void hold_output(bool held);
     int64_t output_rows() const { return output_rows_; }
+    bool finished() const { return finished_; }
     const Value& output_value() const { return values_[static_cast<size_t>(output_)]; }
     int64_t features(int value) const { return at(value).features; }
     std::string describe() const;
@@ -130,15 +145,18 @@ private:
     void assign_op(size_t index, const std::vector<size_t>& last_use, std::vector<int>& free);
     int take_slot(const Value& value, std::vector<int>& free);
 
-    void prepare(const Batch& batch);
+    void prepare(const Batch& batch, int64_t logit_rows);
+    int64_t logit_rows_at_a_time() const;
     const char* name_of(const Call& call) const;
     void check(const Batch& batch) const;
     void check_sequences(const Batch& batch) const;
-    void reserve(const Batch& batch);
-    void resolve(const Batch& batch);
+    void reserve(const Batch& batch, int64_t logit_rows);
+    void resolve(const Batch& batch, bool per_logit_row);
+    bool is_per_logit_row(const Op& op) const;
     void resolve_op(const Op& op, const Batch& batch);
     void resolve_attention(const Op& op, const Batch& batch);
     void plan_splits(PagedAttention& params, const Batch& batch);
+    void look_ahead();
     const Tiles& tiles_of(int64_t rows, const Batch& batch);
     Params& push(const PagedKernel& kernel);
     int64_t rows_of(const Value& value, const Batch& batch) const;

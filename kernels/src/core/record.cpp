@@ -275,6 +275,12 @@ void Program::assign_slots() {
         }
     }
     last_use[static_cast<size_t>(output_)] = ops_.size();
+    for (const Op& op : ops_) {
+        // What rows of logits are taken from is read again for each part of them.
+        if (op.kind == OpKind::select) {
+            last_use[static_cast<size_t>(op.inputs[0])] = ops_.size();
+        }
+    }
     std::vector<int> free;
     for (size_t index = 0; index < ops_.size(); index++) {
         assign_op(index, last_use, free);

@@ -12,6 +12,11 @@ namespace {
 // Attention of so few tiles per thread is cut into splits, so that all threads have work.
 constexpr int64_t FEW_TILES = 8;
 constexpr int64_t MAX_PARTIAL_BYTES = int64_t{64} << 20;
+// Memory for the logits of a step: more rows are computed one part after the other.
+constexpr int64_t MAX_LOGIT_BYTES = int64_t{128} << 20;
+constexpr int64_t LEAST_LOGIT_ROWS = 32;
+// Linears of so few rows wait for their weights.
+constexpr int64_t FEW_ROWS = 64;
 
 std::string text(int64_t number) { return std::to_string(number); }
 
@@ -34,21 +39,58 @@ void Program::hold_output(bool held) {
     }
 }
 
-void Program::prepare(const Batch& batch) {
+void Program::prepare(const Batch& batch, int64_t logit_rows) {
     require(finished_, "the program is not finished");
     check(batch);
-    reserve(batch);
-    resolve(batch);
-    output_rows_ = rows_of(output_value(), batch);
+    reserve(batch, logit_rows);
+    tiles_.clear();
+    calls_.clear();
+    params_.clear();
+    params_.reserve(ops_.size());  // calls point into it
+    resolve(batch, false);
 }
 
 void Program::run(const Batch& batch) {
-    prepare(batch);
+    prepare(batch, batch.num_logit_rows);
+    resolve(batch, true);
+    look_ahead();
+    output_rows_ = rows_of(output_value(), batch);
     pool_.run(calls_.data(), static_cast<int64_t>(calls_.size()));
 }
 
+void Program::step(const Batch& batch, const LogitReader& reader) {
+    require(finished_, "the program is not finished");
+    const Value& logits = output_value();
+    require(logits.per_logit_row && logits.dtype == PAGED_F32, "a step ends with rows of logits in float32");
+    const int64_t all = batch.num_logit_rows, most = logit_rows_at_a_time();
+    prepare(batch, std::min(all, most));
+    output_rows_ = 0;
+    int64_t first = 0;
+    do {
+        Batch part = batch;
+        part.logit_rows += first;
+        part.num_logit_rows = std::min(most, all - first);
+        if (part.num_logit_rows > 0) {
+            resolve(part, true);
+            reader({static_cast<const float*>(output()), stride(output_), first, part.num_logit_rows}, calls_);
+        }
+        look_ahead();
+        pool_.run(calls_.data(), static_cast<int64_t>(calls_.size()));
+        calls_.clear();
+        params_.clear();
+        first += most;
+    } while (first < all);
+}
+
+int64_t Program::logit_rows_at_a_time() const {
+    const int64_t row_bytes = stride(output_) * int64_t{sizeof(float)};
+    return std::max(LEAST_LOGIT_ROWS, MAX_LOGIT_BYTES / row_bytes / LEAST_LOGIT_ROWS * LEAST_LOGIT_ROWS);
+}
+
 std::vector<std::pair<const char*, double>> Program::time_calls(const Batch& batch) {
-    prepare(batch);
+    prepare(batch, batch.num_logit_rows);
+    resolve(batch, true);
+    output_rows_ = rows_of(output_value(), batch);
     std::vector<std::pair<const char*, double>> times;
     for (const Call& call : calls_) {
         const auto start = std::chrono::steady_clock::now();
@@ -137,8 +179,8 @@ void Program::check_sequences(const Batch& batch) const {
 }
 
 // The workspace keeps the size of the largest step; a larger one gets the next power of two in rows.
-void Program::reserve(const Batch& batch) {
-    if (batch.num_tokens <= most_tokens_ && batch.num_logit_rows <= most_logit_rows_) {
+void Program::reserve(const Batch& batch, int64_t logit_rows) {
+    if (batch.num_tokens <= most_tokens_ && logit_rows <= most_logit_rows_) {
         return;
     }
     auto enough = [](int64_t rows, int64_t now) {
@@ -147,7 +189,8 @@ void Program::reserve(const Batch& batch) {
         return now;
     };
     most_tokens_ = enough(batch.num_tokens, most_tokens_);
-    most_logit_rows_ = enough(batch.num_logit_rows, most_logit_rows_);
+    const int64_t usual_rows = std::min(enough(logit_rows, most_logit_rows_), logit_rows_at_a_time());
+    most_logit_rows_ = std::max({most_logit_rows_, usual_rows, logit_rows});
     int64_t total = 0;
     for (Slot& slot : slots_) {
         slot.offset = total;
@@ -161,13 +204,35 @@ void Program::reserve(const Batch& batch) {
     workspace_ = Memory(static_cast<size_t>(total), true);
 }
 
-void Program::resolve(const Batch& batch) {
-    tiles_.clear();
-    calls_.clear();
-    params_.clear();
-    params_.reserve(ops_.size());  // calls point into it
+bool Program::is_per_logit_row(const Op& op) const { return at(op.outputs[0]).per_logit_row; }
+
+// The ops on rows of logits come after all others: parts of those rows go through them one after the other.
+void Program::resolve(const Batch& batch, bool per_logit_row) {
     for (const Op& op : ops_) {
-        resolve_op(op, batch);
+        if (is_per_logit_row(op) == per_logit_row) {
+            resolve_op(op, batch);
+        }
+    }
+}
+
+// While a call waits for its threads, the weights of the next linear can be on their way.
+void Program::look_ahead() {
+    Ahead next;
+    for (auto call = calls_.rbegin(); call != calls_.rend(); ++call) {
+        call->ahead = next;
+        if (call->kernel == &table_.linear) {
+            const auto& p = *static_cast<const PagedLinear*>(call->params);
+            const int64_t depth = (p.in_features + PAGED_BLOCK_K - 1) / PAGED_BLOCK_K * PAGED_BLOCK_K;
+            const int64_t bytes = p.out_features / PAGED_BLOCK_N * PAGED_BLOCK_N * depth * (p.dtype == PAGED_F32 ? 4 : 2);
+            const char* weight = static_cast<const char*>(p.weight);
+            next = {{weight, nullptr}, bytes};
+            if (p.gated) {
+                next = {{weight, weight + bytes / 2}, bytes / 2};
+            }
+            if (p.rows > FEW_ROWS) {
+                next = {};
+            }
+        }
     }
 }
 

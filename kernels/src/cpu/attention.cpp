@@ -90,10 +90,17 @@ public:
         }
     }
 
-    // One split of a tile, to `partial`.
-    void one(const Tile& tile, int64_t split) {
-        const bool seen = split <= tile.last_position / SPLIT && split >= first_seen(p_, tile.first_position) / SPLIT;
+    bool sees(const Tile& tile, int64_t split) const {
+        return split <= tile.last_position / SPLIT && split >= first_seen(p_, tile.first_position) / SPLIT;
+    }
+
+    // One split of a tile, to `partial`; most likely this thread computes split `next_split` of `next` after it.
+    void one(const Tile& tile, int64_t split, const Tile& next, int64_t next_split) {
+        const bool seen = sees(tile, split);
         if (seen) {
+            if (sees(next, next_split)) {
+                expect(next, next_split);
+            }
             load_queries(tile);
             compute(tile, split);
         }
@@ -306,7 +313,8 @@ void run_items(const PagedAttention& p, int64_t first, int64_t last, void* scrat
     Tile tile = item_tile(p, first);
     for (int64_t item = first; item < last; item++) {
         if (p.partial != nullptr) {
-            attend.one(item_tile(p, item), item % p.num_splits);
+            const int64_t following = least(item + 1, items(p) - 1);
+            attend.one(item_tile(p, item), item % p.num_splits, item_tile(p, following), following % p.num_splits);
             continue;
         }
         // The next item is most likely this thread's too, even beyond `last`.

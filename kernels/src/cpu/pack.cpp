@@ -1,4 +1,5 @@
 // Packing of stored weights (include/paged/types.h): done once, at load time, by all threads.
+#include "gather.hpp"
 #include "scratch.hpp"
 #include "simd.hpp"
 #include "tables.hpp"
@@ -24,9 +25,76 @@ float half_to_float(uint16_t bits) {
     return value;
 }
 
+// ---- blocks of 32 codes with their scales, as in GGUF files
+
+constexpr int64_t CODES = 32;
+
+float scale_at(const uint8_t* block) {
+    uint16_t bits;
+    std::memcpy(&bits, block, 2);
+    return half_to_float(bits);
+}
+
+// (code - 8) * scale; low halves of the bytes first.
+struct BlockQ40 {
+    static constexpr int64_t BYTES = 18;
+    static PAGED_INLINE void values(const uint8_t* block, float* out) {
+        const float scale = scale_at(block);
+        for (int i = 0; i < 16; i++) {
+            out[i] = static_cast<float>((block[2 + i] & 15) - 8) * scale;
+            out[16 + i] = static_cast<float>((block[2 + i] >> 4) - 8) * scale;
+        }
+    }
+};
+
+// Code * scale + the least value.
+struct BlockQ41 {
+    static constexpr int64_t BYTES = 20;
+    static PAGED_INLINE void values(const uint8_t* block, float* out) {
+        const float scale = scale_at(block), low = scale_at(block + 2);
+        for (int i = 0; i < 16; i++) {
+            out[i] = static_cast<float>(block[4 + i] & 15) * scale + low;
+            out[16 + i] = static_cast<float>(block[4 + i] >> 4) * scale + low;
+        }
+    }
+};
+
+// Signed code * scale.
+struct BlockQ80 {
+    static constexpr int64_t BYTES = 34;
+    static PAGED_INLINE void values(const uint8_t* block, float* out) {
+        const float scale = scale_at(block);
+        for (int i = 0; i < CODES; i++) {
+            out[i] = static_cast<float>(static_cast<int8_t>(block[2 + i])) * scale;
+        }
+    }
+};
+
+template <class Block, class T>
+void take_blocks(const PagedPack& p, int64_t row, T* room) {
+    const int64_t blocks = p.in_features / CODES;
+    const uint8_t* from = static_cast<const uint8_t*>(p.source) + row * blocks * Block::BYTES;
+    for (int64_t b = 0; b < blocks; b++) {
+        alignas(64) float values[CODES];
+        Block::values(from + b * Block::BYTES, values);
+        store(room + b * CODES, load(values));
+        store(room + b * CODES + 16, load(values + 16));
+    }
+}
+
 // A stored row as T in `room`; the source may lie at any address.
 template <class T>
 void take_row(const PagedPack& p, int64_t row, T* room) {
+    row = p.order == nullptr ? row : p.order[row];
+    if (p.source_dtype == PAGED_Q4_0) {
+        return take_blocks<BlockQ40>(p, row, room);
+    }
+    if (p.source_dtype == PAGED_Q4_1) {
+        return take_blocks<BlockQ41>(p, row, room);
+    }
+    if (p.source_dtype == PAGED_Q8_0) {
+        return take_blocks<BlockQ80>(p, row, room);
+    }
     const int64_t sizes[] = {4, 2, 2, 8};
     const char* from = static_cast<const char*>(p.source) + row * p.in_features * sizes[p.source_dtype];
     if (p.source_dtype == p.dtype) {
@@ -72,6 +140,16 @@ void place_all(const float* rows, int64_t stride, int64_t count, float* block) {
 }
 
 void place_all(const bf16* rows, int64_t stride, int64_t count, bf16* block) {
+#if defined(PAGED_HAS_BF16)
+    if (count % PAGED_BLOCK_K == 0) {
+        const bf16* each[16];
+        for (int lane = 0; lane < 16; lane++) {
+            each[lane] = rows + lane * stride;
+        }
+        pack_keys(each, count, count, block);  // sixteen keys are packed as sixteen output features are
+        return;
+    }
+#endif
     for (int64_t k = 0; k + 2 <= count; k += 2) {
         for (int lane = 0; lane < 16; lane++) {
             std::memcpy(block + 16 * k + 2 * lane, rows + lane * stride + k, 4);

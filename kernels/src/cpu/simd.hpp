@@ -155,12 +155,17 @@ PAGED_INLINE F16 zero() {
 PAGED_INLINE F16 set1(float x) {
     return per_part([&](int) { return x - Part{}; });
 }
+// Part by part: copied as a whole, a value would live in memory instead of registers.
 PAGED_INLINE F16 load(const float* p) {
-    F16 out;
-    std::memcpy(&out, p, 64);
-    return out;
+    return per_part([&](int i) {
+        Part part;
+        std::memcpy(&part, p + i * LANES, sizeof(part));
+        return part;
+    });
 }
-PAGED_INLINE void store(float* p, F16 a) { std::memcpy(p, &a, 64); }
+PAGED_INLINE void store(float* p, F16 a) {
+    unroll<PARTS>([&](auto i) { std::memcpy(p + i * LANES, &a.v[i], sizeof(Part)); });
+}
 PAGED_INLINE F16 load_first(const float* p, int64_t n) {
     F16 out = zero();
     std::memcpy(&out, p, static_cast<size_t>(n) * 4);
