@@ -23,6 +23,7 @@ from pagedcli.config import SchedulerConfig
 from pagedcli.core import policy
 from pagedcli.core.blocked import Blocked, BlockedKind
 from pagedcli.core.builder import PlanBuilder
+from pagedcli.core.events import event_of
 from pagedcli.core.kv_manager import KVManager
 from pagedcli.core.limits import set_limits
 from pagedcli.core.pacing import Pacer
@@ -117,7 +118,7 @@ class Scheduler:
             request = self._roster.requests.get(heapq.heappop(self._deadlines)[1])
             if request is not None and request.finish is None:
                 self._roster.end(request, FinishReason.DEADLINE)
-                events.append(_event(request, None))
+                events.append(event_of(request, None))
         return events
 
     # ---- planning a step
@@ -308,7 +309,7 @@ class Scheduler:
                     events.append(self._take_token(request, entry, token, logprob))
                 elif entry.start + entry.n == request.max_len:
                     self._roster.end(request, request.limit_reason)
-                    events.append(_event(request, None))
+                    events.append(event_of(request, None))
         return events
 
     def _take_token(
@@ -325,12 +326,12 @@ class Scheduler:
             self._roster.end(request, FinishReason.STOP)
         elif len(request.tokens) >= request.max_len:
             self._roster.end(request, request.limit_reason)
-        return _event(request, token, logprob)
+        return event_of(request, token, logprob)
 
     def _fail(self, request: Request, error: str) -> TokenEvent:
         self._counters.failed += 1
         self._roster.end(request, FinishReason.ABORT)
-        return _event(request, None, error=error)
+        return event_of(request, None, error=error)
 
     # ---- looking in
 
@@ -397,24 +398,3 @@ class Scheduler:
         shortage = self.kv.admission_block(request, num_tokens, self._spare())
         need = len(request.tokens) - self.kv.match(request)
         return shortage or Blocked(BlockedKind.BUDGET, need, self._budget_left)
-
-
-def _event(
-    request: Request, token: int | None, logprob: TokenLogprob | None = None, error: str | None = None
-) -> TokenEvent:
-    index = request.num_output - (token is not None)
-    prompt_logprobs = None
-    collected = request.prompt_logprobs
-    if collected is not None and len(collected) == request.num_prompt - 1:
-        prompt_logprobs, request.prompt_logprobs = tuple(collected), None
-    return TokenEvent(
-        request.id,
-        token,
-        index,
-        logprob,
-        prompt_logprobs,
-        request.finish,
-        error,
-        request.num_cached,
-        request.first_scheduled,
-    )
