@@ -103,6 +103,7 @@ class EngineThread:
         self._turn_hooks: list[Callable[[], None]] = []
         self._num_seeds = 0
         self._stopping = False
+        self._ended = False
         self._dead: EngineDead | None = None
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="paged-engine", daemon=True)
@@ -268,7 +269,7 @@ class EngineThread:
                 future.set_exception(error)
 
         with self._condition:
-            if self._dead is not None or not self._thread.is_alive():
+            if self._dead is not None or self._ended or not self._thread.is_alive():
                 return self._call_dead(function)
             self._post(run, future.set_exception)
         return future.result()
@@ -321,6 +322,7 @@ class EngineThread:
                 self._call_hooks()
             self._board.publish()
             self._call_hooks()
+            self._end()
         except BaseException as error:  # noqa: BLE001 - whatever it is: every open request must be answered.
             self._die(error)
         finally:
@@ -361,6 +363,15 @@ class EngineThread:
         for command in commands:
             command.fail(error)
         self._call_hooks()
+
+    def _end(self) -> None:
+        """Answer what was asked after the last turn; later questions are answered where they are asked."""
+        with self._condition:
+            self._ended = True
+            commands = list(self._inbox)
+            self._inbox.clear()
+        for command in commands:
+            command.run()
 
     def _call_hooks(self) -> None:
         for hook in self._turn_hooks:

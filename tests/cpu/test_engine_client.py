@@ -396,3 +396,25 @@ def test_a_request_that_the_pool_can_never_hold_is_refused_in_the_callers_thread
         assert (caught.value.code, caught.value.status) == ("prompt_too_long", 400)
         assert engine.num_unfinished == 0
         assert answer(engine, "x" * 79, SamplingParams()).finish_reason is FinishReason.LENGTH
+
+
+def test_a_question_that_comes_while_the_thread_ends_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A display asks until the very end: it must not wait for a thread that looks at its inbox no more."""
+    engine = fake_engine()
+    answers: list[int] = []
+    asker = threading.Thread(target=lambda: answers.append(engine.snapshot().counts.used), daemon=True)
+    turn = engine._turn
+
+    def last_turn() -> bool:
+        goes_on = turn()
+        if not goes_on:
+            asker.start()
+            while not engine._inbox:
+                time.sleep(0.001)
+        return goes_on
+
+    monkeypatch.setattr(engine, "_turn", last_turn)
+    assert last(submit(engine, RequestSpec("a", params=SamplingParams(max_tokens=1)))[1]).error is None
+    engine.close()
+    asker.join(5)
+    assert answers == [0]

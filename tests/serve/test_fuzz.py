@@ -42,7 +42,7 @@ QUICK = settings(
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-LONG = settings(QUICK, max_examples=1500)
+LONG = settings(QUICK, max_examples=1000)
 VALID = {
     "prompt": "abc",
     "messages": [{"role": "user", "content": "x"}],
