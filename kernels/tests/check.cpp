@@ -122,7 +122,7 @@ struct Checker {
 
     Array pack(const Array& weight, int64_t rows, int64_t columns) const {
         Array packed(dtype, (rows + 15) / 16 * 16 * ((columns + 31) / 32 * 32));
-        PagedPack params{weight.data(), packed.data(), rows, 0, columns, dtype, dtype};
+        PagedPack params{weight.data(), nullptr, packed.data(), rows, 0, columns, dtype, dtype};
         call(table.pack, &params);
         return packed;
     }
@@ -177,6 +177,54 @@ struct Checker {
         );
         if (outputs % 32 == 0) {
             linear(x, packed, bias, rows, depth, outputs, true);
+        }
+    }
+
+    // Linears and norms of one row in turn, in one run and one by one. A norm is done by who finishes its linear.
+    void check_chain() const {
+        constexpr int64_t SIZE = 96;
+        constexpr size_t LINKS = 150;
+        Array weight(dtype, SIZE * SIZE), ones(PAGED_F32, SIZE), start(dtype, SIZE);
+        weight.fill(11);
+        start.fill(12);
+        for (int64_t i = 0; i < SIZE; i++) {
+            ones.set(i, 1.0f);
+        }
+        const Array packed = pack(weight, SIZE, SIZE);
+        Array x(dtype, SIZE), y(dtype, SIZE);
+        PagedLinear linear{};
+        linear.x = x.data();
+        linear.weight = packed.data();
+        linear.out = y.data();
+        linear.rows = 1;
+        linear.in_features = linear.out_features = linear.x_stride = linear.out_stride = SIZE;
+        linear.dtype = linear.out_dtype = dtype;
+        PagedNorm norm{};
+        norm.x = y.data();
+        norm.weight = static_cast<const float*>(ones.data());
+        norm.out = x.data();
+        norm.rows = 1;
+        norm.features = norm.x_stride = norm.out_stride = SIZE;
+        norm.eps = 1e-5f;
+        norm.dtype = dtype;
+        const paged::Ahead ahead{
+            {static_cast<const char*>(packed.data()), nullptr}, static_cast<int64_t>(packed.bytes())
+        };
+        std::vector<paged::Call> calls;
+        for (size_t link = 0; link < LINKS; link++) {
+            calls.push_back({&table.linear, &linear, ahead});
+            calls.push_back({&table.norm, &norm, ahead});
+        }
+        std::memcpy(x.data(), start.data(), x.bytes());
+        for (const paged::Call& one : calls) {
+            pool.run(&one, 1);
+        }
+        Array alone(dtype, SIZE);
+        std::memcpy(alone.data(), x.data(), x.bytes());
+        for (int round = 0; round < 20; round++) {
+            std::memcpy(x.data(), start.data(), x.bytes());
+            pool.run(calls.data(), static_cast<int64_t>(calls.size()));
+            expect(x.same(alone), name("chain in one run"));
         }
     }
 
@@ -422,6 +470,7 @@ struct Checker {
         }
         check_linear(3, 1, 1);
         check_linear(130, 70, 20);
+        check_chain();
         check_norm(5, 1);
         check_norm(5, 50);
         check_norm(3, 64);

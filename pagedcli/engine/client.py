@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -333,15 +333,18 @@ class EngineThread:
         commands = self._wait()
         for command in commands:
             command.run()
-        has_work = self._loop.has_work
+        has_work = has_more = self._loop.has_work
         if has_work:
             self._loop.turn()
-        if commands or self._board.is_due or not self._loop.has_work:
+            has_more = self._loop.has_work
+        if commands or not has_more or self._board.is_due:
             self._board.publish()
         return has_work or bool(commands) or not self._stopping
 
-    def _wait(self) -> list[_Command]:
+    def _wait(self) -> Sequence[_Command]:
         """Sleep until there is something to do."""
+        if not self._inbox and self._loop.has_work:
+            return ()  # a command that comes in just now has its turn after the next step, as if it came later
         with self._condition:
             if not self._inbox and not self._loop.has_work and not self._stopping:
                 self.timing.mark("no_work")

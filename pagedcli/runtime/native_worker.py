@@ -118,8 +118,9 @@ class NativeWorker:
         if plan.copies:
             self._kv.copy_blocks(self._runtime, plan.copies)
         for entry in entries:
-            if entry[_ADMISSION] is not None:
-                self._admit(entry.slot, entry[_ADMISSION])
+            admission = entry.admission
+            if admission is not None:
+                self._admit(entry.slot, admission)
         tokens, notes = self._program.step(self._slots, entries)
         self.num_steps += 1
         count = len(entries)
@@ -149,11 +150,11 @@ class NativeWorker:
         chosen: list[TokenLogprob | None] = [None] * count
         prompts: list[list[TokenLogprob]] = [[] for _ in range(count)]
         if notes & HAS_SCORES:
-            for entry, *score in self._slots.scores():
-                chosen[entry] = TokenLogprob(*score)
+            for entry, token, logprob, rank, top in self._slots.scores():
+                chosen[entry] = TokenLogprob(token, logprob, rank, top)
         if notes & HAS_PROMPT:
-            for entry, *score in self._slots.prompt_scores():
-                prompts[entry].append(TokenLogprob(*score))
+            for entry, token, logprob, rank, top in self._slots.prompt_scores():
+                prompts[entry].append(TokenLogprob(token, logprob, rank, top))
         errors: tuple[str | None, ...] = ()
         if notes & HAS_FAULTS:
             faults = self._slots.faults()
@@ -163,9 +164,6 @@ class NativeWorker:
         return StepResult(
             result.step, result.tokens, tuple(chosen), tuple(map(tuple, prompts)), result.seconds, errors
         )
-
-
-_ADMISSION = PlanEntry._fields.index("admission")
 
 
 def make_native_worker(

@@ -10,15 +10,17 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagedcli.errors import RequestError
-from pagedcli.text.chat import ChatTemplates
 from pagedcli.text.detokenizer import Detokenizer, StreamDetokenizer, WholeDetokenizer
 from pagedcli.text.gguf_tokenizer import gguf_parts
 from pagedcli.text.hf_folder import folder_parts
 from pagedcli.text.parts import TokenizerParts
 from pagedcli.text.pieces import Piece, decoder_shape
+
+if TYPE_CHECKING:
+    from pagedcli.text.chat import ChatTemplates
 
 
 class Tokenizer:
@@ -40,7 +42,7 @@ class Tokenizer:
         decoder = parts.backend.decoder
         self._shape = decoder_shape(None if decoder is None else json.loads(decoder.__getstate__()))
         self._pieces: dict[int, Piece | None] = {}
-        self._templates = ChatTemplates(parts.chat_templates, parts.special_tokens)
+        self._template_sources = dict(parts.chat_templates)
         added = parts.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size = 1 + max(parts.backend.get_vocab(with_added_tokens=True).values())
@@ -62,7 +64,7 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The default chat template, or None."""
-        return self._templates.sources.get("default")
+        return self._template_sources.get("default")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text, with the start token (and others) that the model wants around it.
@@ -137,6 +139,13 @@ class Tokenizer:
         return self._templates.render(
             messages, template=template, add_generation_prompt=add_generation_prompt, **options
         )
+
+    @cached_property
+    def _templates(self) -> ChatTemplates:
+        """Made when the first conversation comes: jinja2 takes as long to import as the tokenizer to load."""
+        from pagedcli.text.chat import ChatTemplates
+
+        return ChatTemplates(self._template_sources, self.special_tokens)
 
     def _token(self, token_id: int) -> str | None:
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
