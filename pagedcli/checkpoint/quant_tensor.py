@@ -43,12 +43,14 @@ class QuantTensor:
 
     def __post_init__(self) -> None:
         assert self.bits in BITS, self.bits
-        assert self.codes.dtype == np.uint8 and self.codes.ndim == 2, self.name
+        assert self.codes.dtype == np.uint8, self.name
+        assert self.codes.ndim == 2, self.name
         assert self.scales.dtype == np.float32, self.name
         assert self.scales.shape == (self.out_features, self.num_groups), self.name
         assert (self.zeros is None) != (self.offsets is None), self.name
         minimum = self.offsets if self.zeros is None else self.zeros
-        assert minimum is not None and minimum.shape == self.scales.shape, self.name
+        assert minimum is not None
+        assert minimum.shape == self.scales.shape, self.name
         assert self.g_idx is None or self.g_idx.shape == (self.in_features,), self.name
 
     @property

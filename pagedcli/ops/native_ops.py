@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from paged_kernels.native import (
@@ -31,9 +31,13 @@ from pagedcli.ops.weights import (
     FusedLinear,
     HostTensor,
     LinearPart,
+    QuantizedPart,
     RopeTable,
     Shard,
+    StoredPart,
     Vector,
+    is_quantized,
+    part_name,
 )
 
 PIECE_ELEMENTS = 1 << 18
@@ -123,6 +127,15 @@ class NativeOps:
         bias = None if biases is None else self._floats(biases)
         return FusedLinear(parts, weights[0].shape[1], shard, "dense", self._pack(weights), bias)
 
+    def load_quantized(
+        self, parts: Sequence[StoredPart], biases: Sequence[HostTensor] | None, shard: Shard
+    ) -> FusedLinear:
+        """One fused linear, dequantized to the dtype as it is packed."""
+        dense = [_Dequantized(part) if is_quantized(part) else cast("HostTensor", part) for part in parts]
+        names = tuple(LinearPart(part_name(part), part.shape[0]) for part in parts)
+        bias = None if biases is None else self._floats(biases)
+        return FusedLinear(names, parts[0].shape[1], shard, "quantized", self._pack(dense), bias)
+
     def tied_head(self, table: EmbeddingTable) -> FusedLinear:
         """A head that is the embedding's packing itself."""
         parts = (LinearPart("lm_head", table.vocab_size),)
@@ -209,6 +222,27 @@ class NativeOps:
             tensor.release()
         self.weight_bytes += packed.buffer.nbytes
         return packed
+
+
+class _Dequantized:
+    """A quantized part as a `HostTensor` of float32."""
+
+    dtype = "F32"
+
+    def __init__(self, part: QuantizedPart) -> None:
+        self.name, self.shape, self._part = part.name, tuple(part.shape), part
+
+    @property
+    def data(self) -> Any:
+        """All of it."""
+        return self._part.dequantize().reshape(-1).view(np.uint8)
+
+    def rows(self, first: int, last: int) -> HostTensor:
+        """Some of it."""
+        return _Dequantized(self._part.rows(first, last))
+
+    def release(self) -> None:
+        """The codes belong to whoever made the part."""
 
 
 class _Piece:
