@@ -2,9 +2,9 @@
 
 A linear X [out, in] of b bits in groups of g is X.qweight int32 [in * b / 32, out] (codes of one output one below the
 other), X.qzeros int32 [in / g, out * b / 32], X.scales float16 [in / g, out] and X.g_idx int32 [in], the group of each
-input. Version 1 stores each zero point less one, so that 0 cannot be stored: it would come out as 2**b, which version
-2, that stores the zero point itself, was made for. What wrapped round is read as the arithmetic of its readers has it:
-stored + 1, not cut to b bits.
+input. Version 1 stores each zero point less one, version 2 the zero point itself. A zero point of 0 has no room in
+version 1. Those who write it all the same take 1 from every code of a packed word at once, borrowing from the next
+code, and add it again on reading; so it is done here, which changes nothing where no zero point is 0.
 """
 
 from __future__ import annotations
@@ -26,18 +26,25 @@ def unpack(
 ) -> QuantTensor:
     """From the stored arrays by leaf name: qweight, qzeros, scales, and g_idx or not."""
     out_features = arrays["scales"].shape[1]
-    zeros = unpack_last(arrays["qzeros"], bits, out_features).T.astype(np.int16)
+    words = arrays["qzeros"]
+    if version == 1:
+        words = (words.view(np.uint32) + _ones(bits, words.shape[1])).view(np.int32)
     return QuantTensor(
         name=name,
         bits=bits,
         group_size=group_size,
         codes=np.ascontiguousarray(unpack_first(arrays["qweight"], bits, in_features).T),
         scales=np.ascontiguousarray(arrays["scales"].T, dtype=np.float32),
-        zeros=np.ascontiguousarray(zeros + np.int16(1 if version == 1 else 0)),
+        zeros=np.ascontiguousarray(unpack_last(words, bits, out_features).T),
         offsets=None,
         g_idx=order_of(arrays.get("g_idx"), in_features, group_size),
         method="gptq",
     )
+
+
+def _ones(bits: int, words: int) -> np.ndarray:
+    """[words] uint32 whose codes are all 1."""
+    return pack_last(np.ones(words * 32 // bits, np.uint8), bits).view(np.uint32)
 
 
 def order_of(g_idx: np.ndarray | None, in_features: int, group_size: int) -> np.ndarray | None:
@@ -54,9 +61,9 @@ def pack(tensor: QuantTensor, *, version: int) -> dict[str, np.ndarray]:
     Inputs and outputs must be multiples of 32 / bits; version 1 takes no zero point of 0.
     """
     assert tensor.zeros is not None, tensor.name
-    least = 1 if version == 1 else 0
-    assert int(tensor.zeros.min()) >= least, f"{tensor.name}: a zero point of 0 cannot be stored in version 1"
-    stored = (tensor.zeros.astype(np.int16) - np.int16(least)).astype(np.uint8)
+    less = 1 if version == 1 else 0
+    assert int(tensor.zeros.min()) >= less, f"{tensor.name}: a zero point of 0 has no room in version 1"
+    stored = (tensor.zeros.astype(np.int16) - np.int16(less)).astype(np.uint8)
     return {
         "qweight": pack_first(tensor.codes.T, tensor.bits),
         "qzeros": pack_last(np.ascontiguousarray(stored.T), tensor.bits),

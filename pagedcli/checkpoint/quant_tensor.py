@@ -95,3 +95,34 @@ class QuantTensor:
         offsets = None if self.offsets is None else self.offsets[first:last]
         codes, scales = self.codes[first:last], self.scales[first:last]
         return replace(self, codes=codes, scales=scales, zeros=zeros, offsets=offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the weights of a checkpoint are quantized, for whoever chooses and shows.
+
+    Attributes:
+        method: "awq", "gptq", "compressed-tensors" or "gguf".
+        widths: Bits of a code, each with the number of linears that have it.
+        num_weights: Weights that are stored as codes.
+        num_bytes: Bytes of codes, scales and zero points of these.
+        detail: For people, such as "AWQ gemm, 4 bits, groups of 64".
+        notes: What had to be inferred, one line each.
+    """
+
+    method: str
+    widths: tuple[tuple[int, int], ...]
+    num_weights: int
+    num_bytes: int
+    detail: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of the quantized weights, scales and zero points counted."""
+        return 8 * self.num_bytes / self.num_weights
+
+    @property
+    def num_linears(self) -> int:
+        """Quantized ones."""
+        return sum(count for _, count in self.widths)
