@@ -11,6 +11,7 @@
 #ifndef PAGED_KERNELS_H
 #define PAGED_KERNELS_H
 
+#include "paged/quantized.h"
 #include "paged/types.h"
 
 #ifdef __cplusplus
@@ -198,6 +199,7 @@ typedef struct PagedTable {
     PagedKernel embedding, norm, linear, rope, attention, attention_join, gated, add, select, pack, sample, logprobs;
     /* Rows of an attention tile for a shape: depends on heads and head_dim only. */
     int64_t (*attention_tile_rows)(const PagedAttention *shape);
+    PagedKernel prepare, quantized_linear, quantized_embedding, quantized_pack;
 } PagedTable;
 
 /* The one symbol that a variant library exports. */

@@ -21,7 +21,7 @@ namespace {
 // Tiles need the processor, the system's saving of their registers, and a permission that is asked for once a process.
 bool amx_allowed() {
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24))) {
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24)) || !(d & (1u << 25))) {
         return false;
     }
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) {
