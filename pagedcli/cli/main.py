@@ -1,7 +1,8 @@
 """`paged`: the commands, and what every one of them does about errors, interrupts and exit codes.
 
 Must stay light (`paged --help` under 0.3 s): imports typer and the commands' declarations, which import the rest when
-they run. Exit codes are those of docs/cli.md: 0, 1 our fault, 2 the user's mistake, 3 rows failed, 130 interrupted.
+they run. Exit codes are those of docs/cli.md: 0, 1 our fault, 2 the user's mistake, 3 rows failed, 4 quality missed,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import typer
 from pagedcli.cli.doctor import doctor
 from pagedcli.cli.generate import generate
 from pagedcli.cli.help import GroupedCommand
+from pagedcli.cli.quantize import quantize
 from pagedcli.errors import PagedError
 
 OUR_FAULT = 1
@@ -32,6 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command(cls=GroupedCommand)(generate)
+app.command(cls=GroupedCommand)(quantize)
 app.command(cls=GroupedCommand)(doctor)
 
 

@@ -7,8 +7,9 @@ rest after the last full sample is left out. What was used is in the value: sour
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class Calibration:
 
     Attributes:
         samples: [samples, seq_len] int64 token ids.
-        source: File, data set, or `self_written.SELF_WRITTEN`.
+        source: Name of the file or data set, or `self_written.SELF_WRITTEN`.
         seed: That chose them.
         notes: What a user should hear, a line each.
     """
@@ -65,18 +66,25 @@ def calibration_from_file(
     texts = find_texts(name, flag="--calibration")
     random.Random(seed).shuffle(texts)
     cut, rest = cut_samples(encoded(texts, tokenizer), samples, seq_len)
-    return _checked(name, cut, rest, samples, seq_len, seed)
+    source = Path(name).name if Path(name).expanduser().is_file() else name  # no path of this machine
+    return _checked(source, cut, rest, samples, seq_len, seed)
 
 
 def calibration_by_model(
-    write: WriteText, tokenizer: Tokenizer, *, samples: int, seq_len: int, seed: int
+    write: WriteText,
+    tokenizer: Tokenizer,
+    *,
+    samples: int,
+    seq_len: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
     """Samples that the model writes itself; see `self_written`.
 
     Raises:
         ConfigError: It wrote fewer than 8 full samples (it ends every text at once).
     """
-    texts = write_texts(write, tokenizer, tokens=samples * seq_len, seed=seed)
+    texts = write_texts(write, tokenizer, tokens=samples * seq_len, seed=seed, progress=progress)
     cut, rest = cut_samples(texts, samples, seq_len)
     return _checked(SELF_WRITTEN, cut, rest, samples, seq_len, seed)
 

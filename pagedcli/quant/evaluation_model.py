@@ -124,13 +124,8 @@ class _SomeWeights:
     def linear(
         self, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool, shard: Shard
     ) -> FusedLinear:
-        """The parts' dense tensors joined; dequantized where they are quantized."""
-        if not self.wanted(parts[0][0]):
-            return self.noted.linear(parts, in_features, bias=bias, shard=shard)
-        tensor, ops = self.loaded.checkpoint.tensor, self.loaded.ops
-        weights = [tensor(f"{name}.weight") for name, _ in parts]
-        biases = [tensor(f"{name}.bias") for name, _ in parts] if bias else None
-        return ops.load_linear(weights, biases, shard)
+        """The parts' tensors joined."""
+        return self._source(parts[0][0]).linear(parts, in_features, bias=bias, shard=shard)
 
     def tied_head(self, table: EmbeddingTable) -> FusedLinear:
         """The embedding, loaded or not."""
@@ -183,7 +178,7 @@ class StreamedModel:
         return Head(self.ops, decoder)
 
     def _wire(self, wanted: Callable[[str], bool]) -> Decoder:
-        weights = _SomeWeights(CheckpointWeights(self.checkpoint, self.ops), TensorNotes(), wanted)
+        weights = _SomeWeights(CheckpointWeights(self.checkpoint, self.ops, as_codes=False), TensorNotes(), wanted)
         return family_of(self.spec.architecture).wire(weights, self.spec)
 
     def _rope_table(self) -> RopeTable:

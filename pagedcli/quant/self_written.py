@@ -10,7 +10,7 @@ questions of our own, in the template. Everything is seeded.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pagedcli.errors import ConfigError
@@ -21,7 +21,7 @@ SELF_WRITTEN = "written by the model itself"
 OPENING_TOKENS, OPENING_TEMPERATURE = 4, 1.5
 TEMPERATURE = 0.8
 TEXT_TOKENS = 512
-_ROUND = 64
+_ROUND = 32
 _MAX_ROUNDS_WITHOUT_TEXT = 4
 
 TASKS = (
@@ -69,8 +69,22 @@ class WriteText(Protocol):
         """The new token ids of each prompt, at most `max_tokens`, ended by the model's own end token."""
 
 
-def write_texts(write: WriteText, tokenizer: Tokenizer, *, tokens: int, seed: int) -> list[list[int]]:
+def write_texts(
+    write: WriteText,
+    tokenizer: Tokenizer,
+    *,
+    tokens: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[list[int]]:
     """Texts of at least `tokens` tokens together, prompts included, in a seeded order.
+
+    Args:
+        write: The model.
+        tokenizer: Its tokenizer.
+        tokens: How much is wanted.
+        seed: Of everything.
+        progress: Told (tokens so far, tokens) after each round.
 
     Raises:
         ConfigError: The model writes nothing.
@@ -85,6 +99,7 @@ def write_texts(write: WriteText, tokenizer: Tokenizer, *, tokens: int, seed: in
             prompts, max_tokens=TEXT_TOKENS, temperature=TEMPERATURE, seed=chooser.getrandbits(31)
         )
         texts += [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+        progress(min(tokens, sum(map(len, texts))), tokens)
         idle = 0 if any(answers) else idle + 1
         if idle == _MAX_ROUNDS_WITHOUT_TEXT:
             raise ConfigError("the model writes no text to calibrate with: give --calibration FILE")
