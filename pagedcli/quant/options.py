@@ -18,6 +18,7 @@ from pagedcli.errors import ConfigError
 Method = Literal["awq", "gptq", "rtn"]
 METHODS: tuple[Method, ...] = ("awq", "gptq", "rtn")
 ScaleDtype = Literal["float16", "bfloat16"]
+DenseDtype = Literal["float32", "float16", "bfloat16"]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 GROUP_SIZES = (-1, 32, 64, 128)
@@ -38,10 +39,12 @@ class QuantizeOptions:
         desc_act: GPTQ alone: groups are made of features in the order of their activations, so that the file needs
             `g_idx`. Without it GPTQ still visits features in that order, but keeps the groups in place.
         damp: GPTQ alone: added to the Hessian's diagonal, as a part of its mean.
-        clip: Search smaller ranges than minimum to maximum.
+        clip: AWQ and GPTQ search smaller ranges than minimum to maximum.
         keep: Linears to leave as they are: shell patterns for the name or its end ("*.down_proj", "lm_head",
             "model.layers.0.*"). Linears that share their input stay together.
         scale_dtype: Scales are rounded to it before codes are chosen: what the format stores.
+        dense_dtype: What tensors that are not quantized are stored in, "float32", "float16" or "bfloat16"; None: as
+            each is in the checkpoint. Folded scales are chosen so that the norms they change are exact in it.
     """
 
     method: Method
@@ -53,6 +56,7 @@ class QuantizeOptions:
     clip: bool = True
     keep: tuple[str, ...] = ()
     scale_dtype: ScaleDtype = "float16"
+    dense_dtype: DenseDtype | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -163,7 +167,7 @@ class LayerResult:
         layer: Index.
         tensors: The quantized linears.
         dense: Tensors that changed and are not quantized (norms with folded scales, biases), float32 by full name;
-            the values are exact in the checkpoint's dtype. All else is as in the checkpoint.
+            the values are exact in `dense_dtype`. All else is as in the checkpoint.
         records: One for each linear of the layer.
         resumed: Read back from the work folder of an earlier run.
     """

@@ -1,0 +1,120 @@
+"""Grids: the scales and zero points of groups of weights, codes on them, and the search for a narrower range.
+
+Imports torch. Scales are rounded to what the file will hold before any code is chosen, so that what is stored is what
+was optimized. A weight of 0 always has a code of its own; a group of zeros has a scale of 1.
+
+    w ~ (code - zero) * scale        code in 0 .. 2**bits - 1, zero a whole number in the same range
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SHRINK = tuple(1 - step / 20 for step in range(11))
+"""Parts of the full range that are tried when a range is searched, widest first."""
+
+_SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_LEAST_SCALES = {"float16": 2.0**-24, "bfloat16": 2.0**-126}
+
+
+@dataclass(frozen=True, slots=True)
+class GridKind:
+    """What all grids of a run have in common.
+
+    Attributes:
+        bits: Width of a code.
+        symmetric: Whether the zero point is the middle code.
+        scale_dtype: "float16" or "bfloat16".
+    """
+
+    bits: int
+    symmetric: bool
+    scale_dtype: str
+
+    @property
+    def top(self) -> int:
+        """The largest code."""
+        return int(2**self.bits - 1)
+
+    def round_scales(self, scales: Tensor) -> Tensor:
+        """Scales as stored, in their own dtype; what would round to 0 is the least positive number instead."""
+        rounded = scales.to(_SCALE_DTYPES[self.scale_dtype]).to(scales.dtype)
+        return rounded.clamp_(min=_LEAST_SCALES[self.scale_dtype])
+
+    @property
+    def largest_scale(self) -> float:
+        """Of the stored dtype."""
+        return float(torch.finfo(_SCALE_DTYPES[self.scale_dtype]).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Scales and zero points of the same shape, in the dtype of the weights."""
+
+    scales: Tensor
+    zeros: Tensor
+
+    def encode(self, weights: Tensor, kind: GridKind) -> Tensor:
+        """Codes of weights that broadcast with the scales, as numbers of their dtype."""
+        return weights.div(self.scales).round_().add_(self.zeros).clamp_(0, kind.top)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Weights of codes."""
+        return (codes - self.zeros).mul_(self.scales)
+
+    def nearest(self, weights: Tensor, kind: GridKind) -> Tensor:
+        """Weights moved onto the grid."""
+        return self.encode(weights, kind).sub_(self.zeros).mul_(self.scales)
+
+
+def grid_of_range(low: Tensor, high: Tensor, kind: GridKind) -> Grid:
+    """The grid from `low` (at most 0) to `high` (at least 0)."""
+    if kind.symmetric:
+        reach = torch.maximum(-low, high)
+        low, high = -reach, reach
+    scales = (high - low).div_(kind.top)
+    scales = kind.round_scales(torch.where(scales > 0, scales, 1.0))
+    if kind.symmetric:
+        return Grid(scales, torch.full_like(scales, (kind.top + 1) // 2))
+    return Grid(scales, torch.round(-low / scales).clamp_(0, kind.top))
+
+
+def range_of(grouped: Tensor) -> tuple[Tensor, Tensor]:
+    """(low, high) of groups [..., group_size], with 0 inside: [..., 1] each."""
+    low, high = torch.aminmax(grouped, dim=-1, keepdim=True)
+    return low.clamp(max=0), high.clamp(min=0)
+
+
+def full_grid(grouped: Tensor, kind: GridKind) -> Grid:
+    """The grid from the least to the largest weight of groups [..., group_size]: [..., 1]."""
+    return grid_of_range(*range_of(grouped), kind)
+
+
+Loss = Callable[[Tensor], Tensor]
+"""From differences [..., group_size] to a loss of each group, [..., 1]."""
+
+
+def searched_grid(grouped: Tensor, kind: GridKind, loss: Loss) -> Grid:
+    """Of the ranges `SHRINK` times the full one, the best for each group; the widest of equals.
+
+    Args:
+        grouped: [..., group_size].
+        kind: Of the grids.
+        loss: Of the differences that a grid makes.
+    """
+    low, high = range_of(grouped)
+    best = grid_of_range(low, high, kind)
+    least = loss(best.nearest(grouped, kind).sub_(grouped))
+    for part in SHRINK[1:]:
+        grid = grid_of_range(low * part, high * part, kind)
+        found = loss(grid.nearest(grouped, kind).sub_(grouped))
+        better = found < least
+        least = torch.where(better, found, least)
+        best = Grid(
+            torch.where(better, grid.scales, best.scales), torch.where(better, grid.zeros, best.zeros)
+        )
+    return best
