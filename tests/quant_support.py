@@ -284,3 +284,55 @@ def usual_settings(kind: str, bits: int, group: int, symmetric: bool, act_order:
         "true_sequential": True,
     }
     return said | ({"checkpoint_format": "gptq_v2"} if kind == "gptq_v2" else {})
+
+
+def unpack_independently(folder: Path) -> dict[str, np.ndarray]:
+    """Every quantized linear of a folder, float64 [out, in], from the formats' descriptions alone."""
+    from safetensors import safe_open
+
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    stored: dict[str, np.ndarray] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as handle:
+            for name in handle.keys():  # noqa: SIM118 - no mapping
+                tensor = handle.get_tensor(name)
+                stored[name] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+    method, made = config["quant_method"], {}
+    for name in stored:
+        linear, _, leaf = name.rpartition(".")
+        if leaf in ("qweight", "weight_packed"):
+            leaves = {
+                key.rpartition(".")[2]: value for key, value in stored.items() if key.startswith(linear + ".")
+            }
+            made[f"{linear}.weight"] = _unpack(method, config, leaves)
+    return made
+
+
+def _unpack(method: str, config: dict[str, Any], leaves: dict[str, np.ndarray]) -> np.ndarray:
+    if method == "compressed-tensors":
+        scheme = config["config_groups"]["group_0"]["weights"]
+        bits, (out, inputs) = scheme["num_bits"], leaves["weight_shape"]
+        codes = codes_of(leaves["weight_packed"], bits)[:, :inputs]
+        scales = leaves["weight_scale"]
+        zeros = np.full(scales.shape, 1 << (bits - 1))
+        if "weight_zero_point" in leaves:
+            zeros = codes_of(leaves["weight_zero_point"].T, bits).T[:out]
+        g_idx = leaves.get("weight_g_idx", np.arange(inputs) * scales.shape[1] // inputs)
+        return (codes - zeros[:, g_idx]) * scales[:, g_idx]
+    bits, scales = config["bits"], leaves["scales"]
+    if method == "awq":
+        place = [AWQ_ORDER.index(i) for i in range(8)]
+        unpacked = [codes_of(leaves[leaf], 4) for leaf in ("qweight", "qzeros")]
+        codes, zeros = (x.reshape(x.shape[0], -1, 8)[:, :, place].reshape(x.shape) for x in unpacked)
+    else:
+        codes, zeros = codes_of(leaves["qweight"].T, bits).T, codes_of(leaves["qzeros"], bits)
+        zeros = zeros + (1 if config.get("checkpoint_format", "gptq") == "gptq" else 0)
+    g_idx = leaves.get("g_idx", np.arange(codes.shape[0]) * scales.shape[0] // codes.shape[0])
+    return ((codes - zeros[g_idx]) * scales[g_idx]).T
+
+
+def codes_of(words: np.ndarray, bits: int) -> np.ndarray:
+    """[n, words] to [n, codes] for widths that divide 32."""
+    unsigned = words.astype(np.int64) & 0xFFFFFFFF
+    lanes = [(unsigned >> (bits * i)) & ((1 << bits) - 1) for i in range(32 // bits)]
+    return np.stack(lanes, axis=-1).reshape(words.shape[0], -1)
