@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
-from pagedcli.checkpoint.base import Checkpoint
+from pagedcli.checkpoint.base import ITEM_SIZES, Checkpoint
 from pagedcli.errors import ConfigError
-from pagedcli.models.load import expected_tensors
-from pagedcli.models.spec import ModelSpec
 from pagedcli.quant.calibration import Calibration
 from pagedcli.quant.calibration_text import find_texts
 from pagedcli.quant.evaluation import Evaluation, Window, evaluate
@@ -159,7 +157,7 @@ def measure(
         kl_mean=found.kl_mean,
         top1_agreement=found.top1_agreement,
         first_divergence=first_divergence(before, after),
-        bits_per_weight=8 * stored / _parameters(pair.original),
+        bits_per_weight=bits_per_weight(pair.quantized, methods),
         bytes=stored,
         original_bytes=pair.original.stored_bytes(),
         layers=tuple(LinearQuality(name, error, methods[name]) for name, error in found.errors.items()),
@@ -174,9 +172,16 @@ def measure(
     )
 
 
-def _parameters(checkpoint: Checkpoint) -> int:
-    spec = ModelSpec.from_config(checkpoint.config, f"{checkpoint.path}: config")
-    return sum(math.prod(shape) for shape in expected_tensors(spec).values())
+def bits_per_weight(checkpoint: Checkpoint, linears: Iterable[str]) -> float:
+    """Bits that the weights of some linears take on average, quantized or not."""
+    found = checkpoint.quantization
+    size, count = (0, 0) if found is None else (found.num_bytes, found.num_weights)
+    for name in linears:
+        if checkpoint.quantized(name) is None:
+            tensor = checkpoint.tensor(f"{name}.weight")
+            count += math.prod(tensor.shape)
+            size += math.prod(tensor.shape) * ITEM_SIZES[tensor.dtype]
+    return 8 * size / count
 
 
 def _broken(found: Evaluation, before: Behaviour, after: Behaviour) -> tuple[str, ...]:

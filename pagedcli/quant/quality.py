@@ -17,7 +17,7 @@ QUALITY_FILE = "quality.json"
 CARD_FILE = "README.md"
 _CARD_START, _CARD_END = "<!-- quantization -->", "<!-- /quantization -->"
 # A linear is suspect if its error is so many times the median of its kind, and is no trifle.
-SUSPECT_FACTOR, SUSPECT_ERROR = 10.0, 0.02
+SUSPECT_FACTOR, SUSPECT_ERROR = 5.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Quality:
         kl_mean: KL(original || quantized), mean over the scored positions, nats.
         top1_agreement: Part of them at which both find the same token likeliest.
         first_divergence: Tokens of greedy continuations until the first that differs, mean over the prompts.
-        bits_per_weight: Bytes of all tensors in the files over the model's parameters.
+        bits_per_weight: Of the decoder's linears, codes, scales and zero points, and what was left unquantized.
         bytes: Of all tensors in the files.
         original_bytes: The same of the original.
         layers: Every linear of the decoder.
@@ -167,13 +167,13 @@ def quality_rows(quality: Quality) -> list[tuple[str, str, str]]:
             f"{quality.perplexity_original:.3f}",
             f"{quality.perplexity_quantized:.3f} ({quality.perplexity_increase:+.2%})",
         ),
-        ("KL(original || quantized)", "", f"{quality.kl_mean:.4f} nats a token"),
+        ("KL from the original", "", f"{quality.kl_mean:.4f} nats a token"),
         ("same likeliest token", "", f"{quality.top1_agreement:.1%}"),
         ("greedy text differs after", "", f"{quality.first_divergence:.1f} tokens (mean)"),
         (
             "size",
             f"{quality.original_bytes / mega:,.1f} MB",
-            f"{quality.bytes / mega:,.1f} MB ({-saved:+.0%}), {quality.bits_per_weight:.2f} bits a weight",
+            f"{quality.bytes / mega:,.1f} MB ({-saved:+.0%}), {quality.bits_per_weight:.2f} bits a weight in the layers",
         ),
         (
             "tokens/s, one stream",
