@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagedcli.quant.gram import InputStatistics
+from pagedcli.quant.gram import InputStatistics, quadratic
 from pagedcli.quant.grid import Grid, GridKind, full_grid, searched_grid
 from pagedcli.quant.workers import Workers, row_blocks
 
 RATIOS = tuple(step / 20 for step in range(20))
+SCREEN_ROWS, FINALISTS = 128, 4
+"""All tries are compared on so many rows, spread over the linear; the best few on all rows."""
 _LEAST_SCALE = 1e-4
 
 
@@ -55,14 +57,28 @@ def search_scales(
         tie: [in] int64: features with the same number share one scale; None: each has its own.
     """
     tries = candidates(statistics.mean_abs, weight_means(weights, group_size), tie)
+    stride = -(-len(weights) // SCREEN_ROWS)
+    screened = _losses(weights[::stride], tries, statistics.gram, group_size, kind, workers)
+    ranked = sorted(range(len(tries)), key=screened.__getitem__)
+    finalists = sorted({0, *ranked[:FINALISTS]})  # 0 is plain rounding, and wins a tie
+    totals = _losses(
+        weights, [tries[index] for index in finalists], statistics.gram, group_size, kind, workers
+    )
+    best = min(range(len(finalists)), key=totals.__getitem__)
+    return Scaling(tries[finalists[best]], totals[best], totals[0])
 
-    def losses(rows: slice) -> list[float]:
-        block = weights[rows]
-        return [_loss(block, scales, statistics.gram, group_size, kind) for scales in tries]
 
-    totals = [sum(parts) for parts in zip(*workers.map(losses, row_blocks(len(weights))), strict=True)]
-    best = min(range(len(tries)), key=totals.__getitem__)  # the first of equals: ratio 0 is plain rounding
-    return Scaling(tries[best], totals[best], totals[0])
+def _losses(
+    weights: Tensor, tries: Sequence[Tensor], gram: Tensor, group_size: int, kind: GridKind, workers: Workers
+) -> list[float]:
+    """The loss of each try."""
+
+    def part(task: tuple[slice, Tensor]) -> float:
+        return _loss(weights[task[0]], task[1], gram, group_size, kind)
+
+    blocks = row_blocks(len(weights))
+    found = workers.map(part, [(rows, scales) for scales in tries for rows in blocks])
+    return [sum(found[first : first + len(blocks)]) for first in range(0, len(found), len(blocks))]
 
 
 def candidates(activation: Tensor, weight: Tensor, tie: Tensor | None) -> list[Tensor]:
@@ -96,7 +112,7 @@ def _loss(weights: Tensor, scales: Tensor, gram: Tensor, group_size: int, kind: 
     scaled = (weights * scales).view(len(weights), -1, group_size)
     rounded = full_grid(scaled, kind).nearest(scaled, kind)
     error = rounded.view_as(weights).div_(scales).sub_(weights)
-    return float((error @ gram).mul_(error).sum(dtype=torch.float64))
+    return quadratic(error, gram)
 
 
 def clipped_grid(

@@ -59,8 +59,9 @@ def measure(samples: Sequence[Tensor], workers: Workers) -> InputStatistics:
 def output_error(difference: Tensor, gram: Tensor, workers: Workers) -> float:
     """tr(D G D^T): the squared error of the output per row of X, for differences [out, in] of the weights."""
 
-    def part(rows: slice) -> float:
-        block = difference[rows]
-        return float((block @ gram).mul_(block).sum(dtype=torch.float64))
+    return sum(workers.map(lambda rows: quadratic(difference[rows], gram), row_blocks(difference.shape[0])))
 
-    return sum(workers.map(part, row_blocks(difference.shape[0])))
+
+def quadratic(rows: Tensor, gram: Tensor) -> float:
+    """tr(R G R^T) of some rows [rows, in]."""
+    return float((rows @ gram).mul_(rows).sum(1).sum(dtype=torch.float64))
