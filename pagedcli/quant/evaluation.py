@@ -1,8 +1,8 @@
 """How much a quantized checkpoint differs from its original on held-out text. May import torch.
 
 Both are streamed layer by layer. Perplexity, KL and agreement compare the two models as wholes, each on its own
-activations. The error of a linear compares the two with the *same* input to its layer, so that it tells where the loss
-arises and not where it has grown to.
+activations. The error of a linear compares its outputs for the *same* input, the original's, so that it tells where the
+loss arises and not where it has grown to.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Evaluation:
         kl_mean: Mean over scored positions of KL(original || quantized), nats.
         top1_agreement: Part of the scored positions at which both find the same token likeliest.
         scored_tokens: Positions that were scored: all but the first of each window.
-        errors: Relative squared error of each linear's output on the same layer input, by name without ".weight".
+        errors: Relative squared error of each linear's output for the same input, by name without ".weight".
     """
 
     perplexity_original: float
@@ -51,6 +51,11 @@ class Evaluation:
     top1_agreement: float
     scored_tokens: int
     errors: Mapping[str, float]
+
+    @property
+    def perplexity_increase(self) -> float:
+        """As a part of the original's."""
+        return self.perplexity_quantized / self.perplexity_original - 1.0
 
 
 def evaluate(
@@ -98,11 +103,11 @@ def _measure(
     Returns:
         The original's state after the layer.
     """
-    expected: list[Tensor] = []
-    first.ops.tap = lambda _, out: expected.append(out)
+    expected: list[tuple[Tensor, Tensor]] = []
+    first.ops.tap = lambda _, x, out: expected.append((x, out))
     after = first.run(layers[0], index, state)
     first.ops.tap = None
-    second.ops.tap = lambda linear, out: errors.add(linear, expected.pop(0), out)
+    second.ops.tap = lambda linear, x, _: errors.add(linear, x, *expected.pop(0))
     second.run(layers[1], index, state)
     second.ops.tap = None
     return after
@@ -115,8 +120,18 @@ class _Errors:
     folded: bool
     sums: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, linear: FusedLinear, expected: Tensor, found: Tensor) -> None:
-        """Count one window of a fused linear."""
+    def add(self, linear: FusedLinear, x: Tensor, original_x: Tensor, expected: Tensor) -> None:
+        """Count one window of a fused linear.
+
+        Args:
+            linear: The quantized one.
+            x: What it read, [rows, in_features].
+            original_x: What the original read; it differs by the errors before and, if scales are folded, by a factor
+                of each channel.
+            expected: What the original gave, [rows, out_features].
+        """
+        same = original_x * _channel_scales(original_x, x) if self.folded else original_x
+        found = torch.nn.functional.linear(same, linear.weight, linear.bias)
         sizes = [part.size for part in linear.parts]
         for part, y, z in zip(
             linear.parts, torch.split(expected, sizes, 1), torch.split(found, sizes, 1), strict=True
@@ -136,6 +151,12 @@ class _Errors:
         else:
             wrong = yy - 2 * yz + zz
         return float(wrong.clamp_min(0).sum() / yy.sum().clamp_min(1e-300))
+
+
+def _channel_scales(original: Tensor, x: Tensor) -> Tensor:
+    """The factors that bring `original` nearest to `x`, [features]."""
+    size = (original * original).sum(0)
+    return torch.where(size > 0, (original * x).sum(0) / size.clamp_min(1e-30), torch.ones_like(size))
 
 
 @dataclass(slots=True)

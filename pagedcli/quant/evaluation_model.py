@@ -25,8 +25,8 @@ from pagedcli.ops.protocol import AttentionShape, HeadNorms
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.ops.weights import EmbeddingTable, FusedLinear, RopeTable, Shard, Vector
 
-Tap = Callable[[FusedLinear, Tensor], None]
-"""Told of every linear and its output."""
+Tap = Callable[[FusedLinear, Tensor, Tensor], None]
+"""Told of every linear, its input and its output."""
 State = tuple[Tensor, Tensor | None]
 """(branch, residual) between layers, [tokens, hidden_size] each."""
 
@@ -43,7 +43,7 @@ class WindowOps(TorchOps):
         """[rows, out_features]."""
         out = torch.nn.functional.linear(x, weight.weight, weight.bias)
         if self.tap is not None:
-            self.tap(weight, out)
+            self.tap(weight, x, out)
         return out
 
     def rope_kv_write(
@@ -178,7 +178,9 @@ class StreamedModel:
         return Head(self.ops, decoder)
 
     def _wire(self, wanted: Callable[[str], bool]) -> Decoder:
-        weights = _SomeWeights(CheckpointWeights(self.checkpoint, self.ops, as_codes=False), TensorNotes(), wanted)
+        weights = _SomeWeights(
+            CheckpointWeights(self.checkpoint, self.ops, as_codes=False), TensorNotes(), wanted
+        )
         return family_of(self.spec.architecture).wire(weights, self.spec)
 
     def _rope_table(self) -> RopeTable:

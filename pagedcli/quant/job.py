@@ -15,11 +15,14 @@ import torch
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.checkpoint.sources import open_checkpoint, resolve_model
 from pagedcli.models.spec import ModelSpec
+from pagedcli.quant.backend_job import backend_of, linear_names, quantize_by_package
+from pagedcli.quant.backends.environment import check_python
 from pagedcli.quant.calibration import Calibration
 from pagedcli.quant.calibration_step import get_calibration
 from pagedcli.quant.contract import next_to_keep
 from pagedcli.quant.description import describe
-from pagedcli.quant.measure import Behaviour, HeldOut, Pair, behave, held_out, measure
+from pagedcli.quant.evaluation import Evaluation
+from pagedcli.quant.measure import Behaviour, HeldOut, Pair, behave, compare, held_out, make_report
 from pagedcli.quant.options import LayerResult, QuantizeOptions, QuantizePlan
 from pagedcli.quant.output_folder import (
     check_room,
@@ -33,7 +36,7 @@ from pagedcli.quant.plan import plan_quantization
 from pagedcli.quant.quality import Quality, write_card, write_quality
 from pagedcli.quant.request import Engines, QuantizeRequest, Watcher
 from pagedcli.quant.result import QuantizeResult
-from pagedcli.quant.self_check import check_written
+from pagedcli.quant.self_check import check_codes_there, check_written
 from pagedcli.quant.work import WorkFolder
 from pagedcli.quant.writing import write_checkpoint
 from pagedcli.text.tokenizer import Tokenizer
@@ -43,6 +46,8 @@ MAX_ROUNDS = 8
 
 def run_job(request: QuantizeRequest, engines: Engines, watcher: Watcher) -> QuantizeResult:
     """Do all of it; see `api.quantize.quantize`."""
+    if (backend := backend_of(request)) is not None:
+        check_python(backend)  # before anything is fetched
     torch.set_num_threads(request.threads)
     with watcher.phase("open the model"):
         path = resolve_model(request.model, progress=watcher.fetched)
@@ -80,28 +85,46 @@ class _Job:
     original: Checkpoint
     tokenizer: Tokenizer
     text: HeldOut
-    before: Behaviour | None = None
+    made_by: str = "paged"
 
     def run(self) -> QuantizeResult:
+        """From the output folder to the report."""
         folder, work = self._prepare()
         calibration = get_calibration(
             self.request, self.original.path, self.tokenizer, work, self.engines.open, self.watcher
         )
-        self._say(calibration.notes)
-        self._say(self.text.notes)
-        options = self.request.options
+        self._say((*calibration.notes, *self.text.notes))
+        plan = self._plan(self.request.options, calibration)
+        self._say(plan.notes)
         for attempt in range(MAX_ROUNDS):
-            plan = self._plan(options, calibration)
-            if attempt == 0:
-                self._say(plan.notes)
-            quality = self._round(plan, calibration, folder, work / f"round-{attempt}")
-            missed = quality.misses(self.request.contract)
-            more = next_to_keep(plan, quality, self.request.contract) if missed else ()
+            methods = self._quantize(plan, calibration, folder, work / f"round-{attempt}")
+            pair = Pair(self.original, open_checkpoint(folder))
+            found = compare(pair, self.text, folded=plan.options.method == "awq", watcher=self.watcher)
+            more = self._more_to_keep(plan, found)
             if not more:
                 break
-            self._say((f"{'; '.join(missed)}: leaving {len(more)} more unquantized: {', '.join(more)}",))
-            options = replace(options, keep=(*options.keep, *more))
-        return self._finish(plan, quality, missed, folder)
+            options = replace(plan.options, keep=(*plan.options.keep, *more))
+            plan = self._plan(options, calibration)
+        before, after = self._behaviour(self.original.path), self._behaviour(folder)
+        quality = make_report(
+            pair,
+            found,
+            methods=methods,
+            text=self.text,
+            calibration=calibration,
+            before=before,
+            after=after,
+        )
+        return self._finish(plan, quality, folder)
+
+    def _more_to_keep(self, plan: QuantizePlan, found: Evaluation) -> tuple[str, ...]:
+        """Linears to leave unquantized in the next round; none: the contract is met, or out of reach."""
+        contract, figures = self.request.contract, (found.kl_mean, found.perplexity_increase)
+        missed = contract.misses(*figures)
+        more = next_to_keep(plan, found.errors, contract.excess(*figures)) if missed else ()
+        if more:
+            self.watcher.say(f"{'; '.join(missed)}: leaving {len(more)} more unquantized: {', '.join(more)}")
+        return more
 
     def _prepare(self) -> tuple[Path, Path]:
         """Output and work folder, after everything that can be refused was."""
@@ -122,8 +145,18 @@ class _Job:
         for line in lines:
             self.watcher.say(line)
 
-    def _round(self, plan: QuantizePlan, calibration: Calibration, folder: Path, work: Path) -> Quality:
-        """Quantize, write, check and measure once."""
+    def _quantize(
+        self, plan: QuantizePlan, calibration: Calibration, folder: Path, work: Path
+    ) -> dict[str, str]:
+        """Quantize, write and check once; how each linear was quantized, by name."""
+        backend = backend_of(self.request)
+        if backend is not None:
+            work.mkdir(exist_ok=True)
+            self.made_by = quantize_by_package(
+                backend, self.request, self.original, plan, calibration, folder, work, self.watcher
+            )
+            names = linear_names(self.original)
+            return check_codes_there(open_checkpoint(folder), names, plan.options.method)
         with self.watcher.phase(f"quantize {plan.num_layers} layers"):
             results = quantize_layers(
                 self.original,
@@ -136,33 +169,16 @@ class _Job:
             write_checkpoint(folder, self.original, plan, self.request.target_format, results)
         with self.watcher.phase("read it back"):
             written = open_checkpoint(folder)
-            methods = check_written(written, plan, _kept_results(work, plan.num_layers))
-        after = self._behaviour(written.path)
-        return measure(
-            Pair(self.original, written),
-            methods=methods,
-            folded=plan.options.method == "awq",
-            text=self.text,
-            calibration=calibration,
-            before=self._original_behaviour(),
-            after=after,
-            watcher=self.watcher,
-        )
+            return check_written(written, plan, _kept_results(work, plan.num_layers))
 
     def _behaviour(self, model: Path) -> Behaviour:
         with self.watcher.phase(f"run {model.name}"), self.engines.open(model) as session:
             return behave(session, self.tokenizer)
 
-    def _original_behaviour(self) -> Behaviour:
-        if self.before is None:
-            self.before = self._behaviour(self.original.path)
-        return self.before
-
-    def _finish(
-        self, plan: QuantizePlan, quality: Quality, missed: tuple[str, ...], folder: Path
-    ) -> QuantizeResult:
-        name = model_name(self.request.model)
-        write_card(folder, folder.resolve().name, describe(plan, self.request, name), quality, missed)
+    def _finish(self, plan: QuantizePlan, quality: Quality, folder: Path) -> QuantizeResult:
+        missed = quality.misses(self.request.contract)
+        how = describe(plan, self.request, model_name(self.request.model), self.made_by)
+        write_card(folder, folder.resolve().name, how, quality, missed)
         write_quality(folder, quality, missed)
         finish_output(folder)
         return QuantizeResult(folder, quality, missed, quality.notes)

@@ -121,36 +121,37 @@ class Pair:
     quantized: Checkpoint
 
 
-def measure(
-    pair: Pair,
-    *,
-    methods: Mapping[str, str],
-    folded: bool,
-    text: HeldOut,
-    calibration: Calibration,
-    before: Behaviour,
-    after: Behaviour,
-    watcher: Watcher,
-) -> Quality:
-    """The quality report.
-
-    Args:
-        pair: Both checkpoints, the quantized one as it lies on the disk.
-        methods: How each linear was quantized, by name; "kept" where it was not.
-        folded: Whether scales may be folded between linears.
-        text: Held-out.
-        calibration: For the report.
-        before: The original in the engine.
-        after: The quantized model in the engine.
-        watcher: Told how it goes.
-    """
+def compare(pair: Pair, text: HeldOut, *, folded: bool, watcher: Watcher) -> Evaluation:
+    """Both on held-out text; `folded` as in `evaluate`."""
 
     def layers(done: int, total: int) -> None:
         watcher.progress(done, total, f"layer {done} of {total}")
 
     with watcher.phase("compare with the original on held-out text"):
-        found = evaluate(pair.original, pair.quantized, text.windows, folded=folded, progress=layers)
-    stored = pair.quantized.stored_bytes()
+        return evaluate(pair.original, pair.quantized, text.windows, folded=folded, progress=layers)
+
+
+def make_report(
+    pair: Pair,
+    found: Evaluation,
+    *,
+    methods: Mapping[str, str],
+    text: HeldOut,
+    calibration: Calibration,
+    before: Behaviour,
+    after: Behaviour,
+) -> Quality:
+    """The quality report.
+
+    Args:
+        pair: Both checkpoints, the quantized one as it lies on the disk.
+        found: Of `compare`.
+        methods: How each linear was quantized, by name; "kept" where it was not.
+        text: Held-out.
+        calibration: What was calibrated with.
+        before: The original in the engine.
+        after: The quantized model in the engine.
+    """
     return Quality(
         perplexity_original=found.perplexity_original,
         perplexity_quantized=found.perplexity_quantized,
@@ -158,7 +159,7 @@ def measure(
         top1_agreement=found.top1_agreement,
         first_divergence=first_divergence(before, after),
         bits_per_weight=bits_per_weight(pair.quantized, methods),
-        bytes=stored,
+        bytes=pair.quantized.stored_bytes(),
         original_bytes=pair.original.stored_bytes(),
         layers=tuple(LinearQuality(name, error, methods[name]) for name, error in found.errors.items()),
         calibration=calibration.report(),

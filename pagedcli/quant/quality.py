@@ -26,7 +26,7 @@ class LinearQuality:
 
     Attributes:
         name: In the checkpoint, without ".weight".
-        error: Relative squared error of its output on held-out text, its layer's input being the original's.
+        error: Relative squared error of its output on held-out text, for the original's input.
         method: How it was quantized, or "kept".
     """
 
@@ -51,6 +51,29 @@ class Contract:
     def asks(self) -> bool:
         """Whether anything is demanded."""
         return self.max_kl is not None or self.max_perplexity_increase is not None
+
+    def misses(self, kl_mean: float, perplexity_increase: float) -> tuple[str, ...]:
+        """By how much it is missed, a text each; empty: it is met."""
+        found = []
+        if self.max_kl is not None and not kl_mean <= self.max_kl:
+            found.append(f"KL {kl_mean:.4f} is over --max-kl {self.max_kl:g}")
+        limit = self.max_perplexity_increase
+        if limit is not None and not perplexity_increase <= limit:
+            found.append(
+                f"perplexity rose by {perplexity_increase:.2%}, over --max-perplexity-increase {limit:g} ({limit:.2%})"
+            )
+        return tuple(found)
+
+    def excess(self, kl_mean: float, perplexity_increase: float) -> float:
+        """The part of the damage that must go, 0 to 1, by the harder of the demands."""
+        parts = [0.0]
+        for limit, found in (
+            (self.max_kl, kl_mean),
+            (self.max_perplexity_increase, perplexity_increase),
+        ):
+            if limit is not None and not found <= limit:
+                parts.append(1.0 - limit / found if math.isfinite(found) else 1.0)
+        return max(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +142,8 @@ class Quality:
         )
 
     def misses(self, contract: Contract) -> tuple[str, ...]:
-        """By how much the contract is missed, a text each; empty: it is met."""
-        found = []
-        if contract.max_kl is not None and not self.kl_mean <= contract.max_kl:
-            found.append(f"KL {self.kl_mean:.4f} is over --max-kl {contract.max_kl:g}")
-        limit = contract.max_perplexity_increase
-        if limit is not None and not self.perplexity_increase <= limit:
-            found.append(
-                f"perplexity rose by {self.perplexity_increase:.2%}, "
-                f"over --max-perplexity-increase {limit:g} ({limit:.2%})"
-            )
-        return tuple(found)
+        """By how much the contract is missed; see `Contract.misses`."""
+        return contract.misses(self.kl_mean, self.perplexity_increase)
 
     def as_json(self) -> dict[str, Any]:
         """The object of quality.json."""
@@ -173,7 +187,7 @@ def quality_rows(quality: Quality) -> list[tuple[str, str, str]]:
         (
             "size",
             f"{quality.original_bytes / mega:,.1f} MB",
-            f"{quality.bytes / mega:,.1f} MB ({-saved:+.0%}), {quality.bits_per_weight:.2f} bits a weight in the layers",
+            f"{quality.bytes / mega:,.1f} MB ({-saved:+.0%}), {quality.bits_per_weight:.2f} bits a layer weight",
         ),
         (
             "tokens/s, one stream",

@@ -71,6 +71,8 @@ class QuantizeRequest:
         if self.format is not None and self.format not in _FORMATS[self.options.method]:
             known = ", ".join(_FORMATS[self.options.method])
             raise ConfigError(f"--format {self.format} does not go with --{self.options.method}: use {known}")
+        if self.options.method == "rtn" and self.calibration is not None:
+            raise ConfigError("--rtn uses no calibration text: leave --calibration out")
         self._check_format()
         self._check_backend()
         for name, limit in (
@@ -99,6 +101,14 @@ class QuantizeRequest:
             raise ConfigError(
                 f"--backend {self.backend} is for --{method}: leave it out with --{self.options.method}"
             )
+        wrong = {"autoawq": self.options.symmetric, "auto-gptq": not self.options.symmetric}[self.backend]
+        if wrong:
+            raise ConfigError(
+                f"--backend {self.backend} makes {'asymmetric' if self.options.symmetric else 'symmetric'} codes only: "
+                f"leave --{'sym' if self.options.symmetric else 'asym'} out, or use the native backend"
+            )
+        if self.target_format not in ("autoawq", "gptq"):
+            raise ConfigError(f"--backend {self.backend} writes no {self.target_format}: leave --format out")
         if self.options.keep:
             raise ConfigError(f"--keep is for the native backend: leave it out with --backend {self.backend}")
         if self.contract.asks:

@@ -44,5 +44,5 @@ def write_settings(plan: QuantizePlan, target: Target) -> WriteSettings:
 def _tensors(results: Iterable[LayerResult]) -> Iterator[QuantTensor | DenseTensor]:
     for result in results:
         yield from result.tensors
-        for name, values in result.dense.items():
-            yield DenseTensor(name, values)
+        for name in sorted(result.dense):  # read back, they may come in another order
+            yield DenseTensor(name, result.dense[name])

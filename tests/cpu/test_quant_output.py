@@ -101,6 +101,13 @@ def test_room_is_checked_before_anything_starts(tmp_path: Path) -> None:
         ("gptq", {"options": {"desc_act": True}, "format": "compressed-tensors"}, "needs g_idx"),
         ("gptq", {"backend": "autoawq"}, "--backend autoawq is for --awq"),
         ("rtn", {"backend": "auto-gptq"}, "--backend auto-gptq is for --gptq"),
+        (
+            "awq",
+            {"backend": "autoawq", "options": {"sym": True}},
+            "makes asymmetric codes only: leave --sym out",
+        ),
+        ("gptq", {"backend": "auto-gptq", "options": {"sym": False}}, "makes symmetric codes only"),
+        ("gptq", {"backend": "auto-gptq", "format": "compressed-tensors"}, "writes no compressed-tensors"),
         ("awq", {"backend": "other"}, "choose one of native, autoawq, auto-gptq"),
         ("awq", {"backend": "autoawq", "contract": Contract(max_kl=0.1)}, "are for the native backend"),
         ("awq", {"samples": 0}, "--samples is 0: choose 1 to"),

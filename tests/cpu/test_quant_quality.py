@@ -213,7 +213,7 @@ def test_the_card_tells_all_that_the_figures_depend_on() -> None:
     assert "Left unquantized: model.layers.0.k_proj" in text
 
 
-def _plan(errors: list[float]) -> tuple[QuantizePlan, Quality]:
+def _plan(errors: list[float]) -> tuple[QuantizePlan, dict[str, float]]:
     linears = tuple(
         PlannedLinear(index, (f"l{index}.q_proj", f"l{index}.k_proj"), (8, 8), 64, 64, None)
         for index in range(len(errors))
@@ -224,26 +224,43 @@ def _plan(errors: list[float]) -> tuple[QuantizePlan, Quality]:
         for linear, error in zip(linears, errors, strict=True)
         for part, name in enumerate(linear.names, start=1)
     )
-    return plan, _quality(layers=layers)
+    return plan, {layer.name: layer.error for layer in layers}
 
 
 def test_whole_groups_with_the_largest_errors_are_kept_first() -> None:
-    plan, quality = _plan([0.1, 0.5, 0.2, 0.1, 0.05, 0.05])
-    # The demand asks for a sixth less; the worst group alone holds half of the error.
-    chosen = next_to_keep(plan, quality, Contract(max_kl=0.04 * 5 / 6))
+    plan, errors = _plan([0.1, 0.5, 0.2, 0.1, 0.05, 0.05])
+    # A sixth must go; the worst group alone holds half of the error.
+    chosen = next_to_keep(plan, errors, 1 / 6)
     assert chosen == ("l1.q_proj", "l1.k_proj")
-    more = next_to_keep(plan, quality, Contract(max_kl=0.04 * 0.4))
+    more = next_to_keep(plan, errors, 0.6)
     assert more == ("l1.q_proj", "l1.k_proj", "l2.q_proj", "l2.k_proj", "l0.q_proj", "l0.k_proj")
 
 
-def test_never_more_than_half_is_kept() -> None:
-    plan, quality = _plan([0.1] * 6)
-    assert len(next_to_keep(plan, quality, Contract(max_kl=1e-9))) == 2 * 3
+def test_the_excess_is_that_of_the_harder_demand() -> None:
+    assert Contract(max_kl=0.03).excess(0.04, 0.5) == pytest.approx(0.25)
+    assert Contract(max_kl=0.03, max_perplexity_increase=0.1).excess(0.04, 0.5) == pytest.approx(0.8)
+    assert Contract(max_kl=0.05).excess(0.04, 0.5) == 0.0
+    assert Contract(max_kl=0.05).excess(math.nan, math.nan) == 1.0
+
+
+def test_each_round_keeps_at_least_as_many_as_are_kept() -> None:
+    plan, errors = _plan([0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1])
+    linears = tuple(
+        dataclasses.replace(linear, kept="--keep x") if linear.layer < 3 else linear
+        for linear in plan.linears
+    )
+    chosen = next_to_keep(dataclasses.replace(plan, linears=linears), errors, 0.01)
+    assert chosen[::2] == ("l3.q_proj", "l4.q_proj", "l5.q_proj")
+
+
+def test_never_more_than_three_quarters_are_kept() -> None:
+    plan, errors = _plan([0.1] * 8)
+    assert len(next_to_keep(plan, errors, 1.0)) == 2 * 6
     kept = dataclasses.replace(
         plan,
         linears=tuple(
-            dataclasses.replace(linear, kept="--keep x") if linear.layer < 3 else linear
+            dataclasses.replace(linear, kept="--keep x") if linear.layer < 6 else linear
             for linear in plan.linears
         ),
     )
-    assert next_to_keep(kept, quality, Contract(max_kl=1e-9)) == ()
+    assert next_to_keep(kept, errors, 1.0) == ()
