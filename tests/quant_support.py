@@ -91,7 +91,9 @@ def awq_leaves(grid: Grid) -> dict[str, np.ndarray]:
 def gptq_leaves(grid: Grid, version: int, *, g_idx: bool = True, bias: bool = False) -> dict[str, np.ndarray]:
     """AutoGPTQ; version 1 has 1 taken from all zero points of a word at once, so that a 0 borrows from the next."""
     qzeros = rows_of_words(grid.zeros.T, grid.bits)
-    if version == 1:
+    if version == 1 and grid.bits == 3:
+        qzeros = rows_of_words((grid.zeros.T - 1) % 8, 3)
+    elif version == 1:
         ones = rows_of_words(np.ones_like(grid.zeros.T), grid.bits)
         qzeros = ((qzeros.astype(np.int64) - ones) % (1 << 32)).astype(np.uint32).view(np.int32)
     leaves = {
@@ -173,6 +175,7 @@ def write_quantized_model(
     settings: dict[str, Any] | None = None,
     seed: int = 0,
     dtype: str = "float32",
+    never_negative: bool = False,
     **overrides: Any,
 ) -> Written:
     """A tiny model of `kind` awq, gptq, gptq_v2 or compressed-tensors.
@@ -193,6 +196,7 @@ def write_quantized_model(
         settings: Instead of the usual ones.
         seed: Of the weights.
         dtype: Of everything that is not quantized: float32, float16 or bfloat16.
+        never_negative: Every third output of a linear has no negative weight, so that its zero points are 0.
         **overrides: Of config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -216,6 +220,8 @@ def write_quantized_model(
             data, dense[name] = _rounded(values, dtype)
             stored[name] = data
             continue
+        if never_negative:
+            values[::3] = np.abs(values[::3])
         order = random.permutation(values.shape[1]) if act_order else None
         grid = grids[linear] = quantize(values, bits, group, symmetric=symmetric, order=order)
         if kind == "awq":

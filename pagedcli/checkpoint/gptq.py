@@ -26,25 +26,28 @@ def unpack(
 ) -> QuantTensor:
     """From the stored arrays by leaf name: qweight, qzeros, scales, and g_idx or not."""
     out_features = arrays["scales"].shape[1]
-    words = arrays["qzeros"]
-    if version == 1:
-        words = (words.view(np.uint32) + _ones(bits, words.shape[1])).view(np.int32)
+    zeros = unpack_last(
+        _one_more(arrays["qzeros"], bits) if version == 1 else arrays["qzeros"], bits, out_features
+    )
     return QuantTensor(
         name=name,
         bits=bits,
         group_size=group_size,
         codes=np.ascontiguousarray(unpack_first(arrays["qweight"], bits, in_features).T),
         scales=np.ascontiguousarray(arrays["scales"].T, dtype=np.float32),
-        zeros=np.ascontiguousarray(unpack_last(words, bits, out_features).T),
+        zeros=np.ascontiguousarray(zeros.T),
         offsets=None,
         g_idx=order_of(arrays.get("g_idx"), in_features, group_size),
         method="gptq",
     )
 
 
-def _ones(bits: int, words: int) -> np.ndarray:
-    """[words] uint32 whose codes are all 1."""
-    return pack_last(np.ones(words * 32 // bits, np.uint8), bits).view(np.uint32)
+def _one_more(words: np.ndarray, bits: int) -> np.ndarray:
+    """Words whose codes are all one higher, carrying within a word; 3 bits lie across words and have no carry."""
+    if bits == 3:
+        return pack_last((unpack_last(words, bits, words.shape[1] * 32 // bits) + 1) & 7, bits)
+    ones = pack_last(np.ones(words.shape[1] * 32 // bits, np.uint8), bits)
+    return np.asarray((words.view(np.uint32) + ones.view(np.uint32)).view(np.int32))
 
 
 def order_of(g_idx: np.ndarray | None, in_features: int, group_size: int) -> np.ndarray | None:
