@@ -22,7 +22,7 @@ from pagedcli.cli.display import bar, duration, percent
 from pagedcli.quant.options import QuantizeEvent
 
 PLAIN_SECONDS = 10.0
-SHOW_SECONDS = 0.1
+SHOWN_PER_SECOND = 4
 _LABEL = 9
 _RECENT = 5
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -70,7 +70,7 @@ def render(view: QuantizeView, width: int) -> Group:
         )
     for index, (name, error) in enumerate(view.recent):
         shown = "no calibration" if error is None else f"loss {error:.5f}"
-        lines.append(_line("layers" if index == 0 else "", f"{shown:<16}{name}"))
+        lines.append(_line("layers" if index == 0 else "", f"{shown:<16}{short_name(name)}"))
     return Group(*lines)
 
 
@@ -88,6 +88,12 @@ def plain_line(view: QuantizeView) -> str:
     if view.memory_bytes:
         parts.append(f"memory {view.memory_bytes / 2**30:.2f} GiB")
     return ", ".join(parts)
+
+
+def short_name(names: str) -> str:
+    """Of the parts of a fused linear, the first whole and the ends of the others."""
+    first, *others = names.split(" + ")
+    return " + ".join([first, *(name.rsplit(".", 1)[-1] for name in others)])
 
 
 def sparkline(values: tuple[float, ...], width: int) -> str:
@@ -124,10 +130,17 @@ class QuantizeDisplay:
         self._live: Live | None = None
         self._phase_started = self._shown_at = 0.0
         self._eta_base: tuple[float, float] | None = None
+        self._linears = self._linears_in_layer = 0
 
     def __enter__(self) -> Self:
         if self._messages.console.is_terminal and not self._messages.quiet:
-            self._live = Live(console=self._messages.console, auto_refresh=False, transient=True)
+            # Refreshed by rich's own thread, so that the time goes on in a phase that tells nothing.
+            self._live = Live(
+                console=self._messages.console,
+                get_renderable=self._render,
+                refresh_per_second=SHOWN_PER_SECOND,
+                transient=True,
+            )
             self._live.start()
         return self
 
@@ -151,17 +164,16 @@ class QuantizeDisplay:
         started = self._begin(name)
         if self._live is None:
             self._messages.say(f"{name} ...")
-        self._show(force=True)
         yield
         seconds = time.monotonic() - started
         finished = (*self._view.finished, (name, seconds))
         self._view = QuantizeView(finished=finished)
         self._messages.detail(f"{name}: {seconds:.1f} s")
-        self._show(force=True)
 
     def _begin(self, name: str) -> float:
         self._phase_started = self._shown_at = time.monotonic()
         self._eta_base = None
+        self._linears = 0
         self._view = QuantizeView(phase=name, finished=self._view.finished)
         return self._phase_started
 
@@ -174,8 +186,7 @@ class QuantizeDisplay:
     def quantizing(self, event: QuantizeEvent) -> None:
         """How far the quantizer is."""
         view = self._view
-        finished = event.phase in ("resume", "layer")
-        part = (event.layer + finished) / max(1, event.num_layers)
+        part = self._part(event)
         if event.phase == "check":
             self._view = replace(view, what="looking through the weights", memory_bytes=event.memory_bytes)
             self._show()
@@ -196,6 +207,16 @@ class QuantizeDisplay:
         )
         self._show()
 
+    def _part(self, event: QuantizeEvent) -> float:
+        """Layers that are done, and of the one under way as much as of the one before at this point."""
+        if event.phase == "linear":
+            self._linears += 1
+            within = min(1.0, self._linears / self._linears_in_layer) if self._linears_in_layer else 0.0
+            return (event.layer + within) / event.num_layers
+        if event.phase == "layer":
+            self._linears_in_layer, self._linears = self._linears, 0
+        return (event.layer + (event.phase != "check")) / event.num_layers
+
     def _eta(self, part: float) -> float | None:
         """As long as the rest takes at the pace so far; what was read back counts for nothing."""
         started, before = self._eta_base or (self._phase_started, 0.0)
@@ -203,18 +224,18 @@ class QuantizeDisplay:
             return None
         return (time.monotonic() - started) * (1.0 - part) / (part - before)
 
-    def _show(self, *, force: bool = False) -> None:
+    def _now(self) -> QuantizeView:
+        return replace(self._view, elapsed_s=time.monotonic() - self._phase_started)
+
+    def _render(self) -> Group:
+        return render(self._now(), self._messages.console.width)
+
+    def _show(self) -> None:
+        """Without a terminal: a line now and then."""
         now = time.monotonic()
-        pause = SHOW_SECONDS if self._live is not None else PLAIN_SECONDS
-        if not force and now - self._shown_at < pause:
-            return
-        view = replace(self._view, elapsed_s=now - self._phase_started)
-        if self._live is not None:
+        if self._live is None and now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
-            self._live.update(render(view, self._messages.console.width), refresh=True)
-        elif not force:
-            self._shown_at = now
-            self._messages.say(plain_line(view))
+            self._messages.say(plain_line(self._now()))
 
 
 def _with_error(errors: tuple[float, ...], event: QuantizeEvent) -> tuple[float, ...]:
