@@ -58,7 +58,6 @@ def measure(samples: Sequence[Tensor], workers: Workers) -> InputStatistics:
 
 def output_error(difference: Tensor, gram: Tensor, workers: Workers) -> float:
     """tr(D G D^T): the squared error of the output per row of X, for differences [out, in] of the weights."""
-
     return sum(workers.map(lambda rows: quadratic(difference[rows], gram), row_blocks(difference.shape[0])))
 
 

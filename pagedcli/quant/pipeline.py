@@ -176,8 +176,9 @@ def _run_layer(decoder: Decoder, index: int, ops: CalibrationOps, x: Stream, rop
 
 
 def _result(index: int, quantizer: LayerQuantizer) -> LayerResult:
+    dense = dict(sorted(quantizer.dense.items()))
     return LayerResult(
-        index, tuple(quantizer.tensors.values()), quantizer.dense, tuple(quantizer.records), resumed=False
+        index, tuple(quantizer.tensors.values()), dense, tuple(quantizer.records), resumed=False
     )
 
 

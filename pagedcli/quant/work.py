@@ -71,7 +71,9 @@ class WorkFolder:
         record = json.loads(self._record(layer).read_bytes())
         arrays = load(self._tensors(layer).read_bytes())
         tensors = tuple(_to_tensor(settings, arrays) for settings in record["tensors"])
-        dense = {name.removeprefix("dense:"): arrays[name] for name in arrays if name.startswith("dense:")}
+        dense = {
+            name.removeprefix("dense:"): arrays[name] for name in sorted(arrays) if name.startswith("dense:")
+        }
         records = tuple(LinearRecord(**values) for values in record["records"])
         return LayerResult(layer, tensors, dense, records, resumed=True)
 
