@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #include "codes.hpp"
+#include "gather.hpp"
 
 namespace paged::PAGED_VARIANT {
 
@@ -93,36 +94,58 @@ struct alignas(64) BlockSums {
     int32_t at[16][16];
 };
 
+// Scales and, where they are wanted, sums of a tile's rows, [blocks rounded up to 16][16].
+struct TileRows {
+    float* scales;
+    float* sums;
+
+    void take(const Grid& grid, const char* x, int64_t x_stride, int rows, bool with_sums) const {
+        transpose(grid, x + grid.depth, x_stride, rows, scales);
+        if (with_sums) {
+            transpose(grid, x + grid.depth + 4 * grid.blocks(), x_stride, rows, sums);
+        }
+    }
+
+private:
+    static void transpose(const Grid& grid, const char* from, int64_t stride, int rows, float* to) {
+        for (int64_t block = 0; block < grid.blocks(); block += 16) {
+            const __mmask16 some = first_lanes(least(16, grid.blocks() - block));
+            __m512i lines[16], columns[16];
+            unroll<16>([&](auto m) {
+                lines[m] = m < rows ? _mm512_maskz_loadu_epi32(some, from + m * stride + 4 * block)
+                                    : _mm512_setzero_si512();
+            });
+            transpose_words(lines, columns);
+            unroll<16>([&](auto i) { _mm512_storeu_si512(to + 16 * (block + i), columns[i]); });
+        }
+    }
+};
+
 // Sixteen outputs of up to sixteen rows. Bytes less their zero points are signed, codes of 8 bits are not.
 template <int Bits>
 PAGED_OUTLINE void multiply_column(
     const PagedQuantizedWeight& w, const Grid& grid, int64_t width, const char* x, int64_t x_stride, int rows,
-    const Column& column, const void* codes, BlockSums* room, float* out, int64_t out_stride
+    const TileRows& tile, const Column& column, const void* codes, BlockSums* room, float* out, int64_t out_stride
 ) {
     const char* panel = static_cast<const char*>(codes);
     const int64_t blocks = grid.blocks();
     F16 sums[16];
-    const float* scales[16];
-    unroll<16>([&](auto m) {
-        sums[m] = zero();
-        scales[m] = reinterpret_cast<const float*>(x + (m < rows ? m : rows - 1) * x_stride + grid.depth);
-    });
+    unroll<16>([&](auto m) { sums[m] = zero(); });
     auto add = [&](int64_t block, int64_t group) {
         const BlockSums& products = room[block & 1];
+        const float *scales = tile.scales + 16 * block, *row_sums = tile.sums + 16 * block;
         const F16 scale = column.scale(group);
         const F16 offset = w.float_offsets ? column.offset(group) : zero();
         const F16 minus = Bits == 8 && !w.float_offsets ? zero() - column.zero(group) : zero();
         unroll<16>([&](auto m) {
             F16 product = to_floats(load_words(products.at[m]));
             if constexpr (Bits == 8) {
-                product = fma(minus, set1(scales[m][blocks + block]), product);
+                product = fma(minus, set1(row_sums[m]), product);
             }
-            sums[m] = fma(product, scale * set1(scales[m][block]), sums[m]);
+            sums[m] = fma(product, scale * set1(scales[m]), sums[m]);
         });
         if (w.float_offsets) {
-            unroll<16>([&](auto m) {
-                sums[m] = fma(offset, set1(scales[m][block] * scales[m][blocks + block]), sums[m]);
-            });
+            unroll<16>([&](auto m) { sums[m] = fma(offset, set1(scales[m] * row_sums[m]), sums[m]); });
         }
     };
     int64_t before = -1;

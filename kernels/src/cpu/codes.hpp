@@ -192,15 +192,37 @@ private:
     int half_scales_ = 0;
 };
 
-// The codes of features [k, k + 8 or 4) of sixteen outputs as floats; f(offset, codes).
+// The codes of features k to k + 7 (4 bits) or k + 3 of sixteen outputs as floats: f(offset, even codes, odd codes).
 template <int Bits, class F>
-PAGED_INLINE void each_code(const uint8_t* codes, int64_t k, F&& f) {
+PAGED_INLINE void each_pair(const uint8_t* codes, int64_t k, F&& f) {
     const I16 line = load_words(codes + k * (2 * Bits));
     constexpr int mask = (1 << Bits) - 1;
-    unroll<4>([&](auto j) { f(int{j}, to_floats(bits_of<8 * j>(line, mask))); });
+    unroll<2>([&](auto j) {
+        f(2 * j, to_floats(bits_of<16 * j>(line, mask)), to_floats(bits_of<16 * j + 8>(line, mask)));
+    });
     if constexpr (Bits == 4) {
-        unroll<4>([&](auto j) { f(4 + int{j}, to_floats(bits_of<8 * j + 4>(line, mask))); });
+        unroll<2>([&](auto j) {
+            f(4 + 2 * j, to_floats(bits_of<16 * j + 4>(line, mask)), to_floats(bits_of<16 * j + 12>(line, mask)));
+        });
     }
+}
+
+// Sixteen pairs of bfloat16, as packed weights have them.
+PAGED_INLINE void store_pairs(bf16* to, F16 first, F16 second) {
+#if defined(PAGED_HAS_BF16)
+    const __m512i low = _mm512_cvtepu16_epi32(narrow(first)), high = _mm512_cvtepu16_epi32(narrow(second));
+    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+#else
+    // Finite numbers, rounded to nearest, ties to even, in place.
+    uint32_t low[16], high[16];
+    std::memcpy(low, &first, 64);
+    std::memcpy(high, &second, 64);
+    for (int lane = 0; lane < 16; lane++) {
+        const uint32_t a = low[lane] + 0x7fffu + (low[lane] >> 16 & 1), b = high[lane] + 0x7fffu + (high[lane] >> 16 & 1);
+        low[lane] = a >> 16 | (b & 0xffff0000u);
+    }
+    std::memcpy(to, low, 64);
+#endif
 }
 
 }  // namespace paged::PAGED_VARIANT

@@ -21,6 +21,7 @@ namespace {
 // So few rows are one group: what counts is that each weight is read once.
 constexpr int64_t FEW_ROWS = 64;
 constexpr int64_t SUMS_STRIDE = 16 * MAX_BLOCKS;
+constexpr int64_t FEW_CLAIMS = 12;
 constexpr int64_t CODES_AHEAD = 2048;  // bytes
 
 // Rows and blocks of one inner loop with int8 rows.
@@ -38,6 +39,8 @@ constexpr int code_blocks(int rows) { return rows == 1 ? 2 : 1; }
 #if defined(PAGED_HAS_AMX)
 constexpr int64_t INT8_GROUP_ROWS = 256;
 constexpr int64_t FEW_FOR_TILES = 4;  // so many rows and fewer are faster without tiles
+constexpr int TILE_BLOCKS = 16;
+constexpr int64_t PANEL_BYTES = 400 << 10;
 #else
 constexpr int64_t INT8_GROUP_ROWS = 16 * CODE_ROWS;
 #endif
@@ -59,7 +62,15 @@ int64_t items(const PagedQuantizedLinear& p) {
     return l.groups * l.blocks;
 }
 
-int64_t grain(const PagedQuantizedLinear& p) { return p.gated ? MAX_BLOCKS / 2 : MAX_BLOCKS; }
+int64_t grain(const PagedQuantizedLinear& p) {
+    const int64_t step = p.gated ? MAX_BLOCKS / 2 : MAX_BLOCKS;
+    if (p.kind != PAGED_ROW_INT8 || p.rows <= FEW_ROWS) {
+        return step;
+    }
+    // More at a time save unpacking rows' scales; enough claims are left for threads to end together.
+    const Layout l = layout(p);
+    return most(step, least(4 * step, l.groups * l.blocks / FEW_CLAIMS / step * step));
+}
 
 // ---- int8 rows
 
@@ -152,47 +163,20 @@ void multiply_code_rows(
     }
 }
 
-// Some blocks times int8 rows, whatever their number; `take(sums, row, rows)` gets the sums of some rows at a time.
+// Some blocks times int8 rows, a few at a time; `take(sums, row, rows)` gets their sums.
 template <int Bits, class Take>
 void multiply_int8(
     const PagedQuantizedLinear& p, const Grid& grid, const char* x, int64_t rows, const Column* columns, int count,
     Scratch room, Take&& take
 ) {
-    const PagedQuantizedWeight& w = *p.weight;
-#if defined(PAGED_HAS_AMX)
-    if (rows > FEW_FOR_TILES) {
-        const void* panels[MAX_BLOCKS];
-        for (int b = 0; b < count; b++) {
-            panels[b] = columns[b].codes;
-            if constexpr (Bits == 4) {
-                int8_t* panel = room.take<int8_t>(16 * grid.depth);
-                unpack_codes(w, grid, columns[b], panel);
-                panels[b] = panel;
-            }
-        }
-        CodeShapes shapes(tile_width(grid));
-        auto* products = room.take<BlockSums>(2);
-        float* sums = room.take<float>(16 * SUMS_STRIDE);
-        for (int64_t r = 0; r < rows; r += 16) {
-            const int some = static_cast<int>(least(16, rows - r));
-            shapes.set(some);
-            for (int b = 0; b < count; b++) {
-                multiply_column<Bits>(
-                    w, grid, shapes.width(), x + r * p.x_stride, p.x_stride, some, columns[b], panels[b], products,
-                    sums + 16 * b, SUMS_STRIDE
-                );
-            }
-            take(sums, r, some);
-        }
-        return;
-    }
-#endif
     float* sums = room.take<float>(CODE_ROWS * SUMS_STRIDE);
     for (int64_t r = 0; r < rows; r += CODE_ROWS) {
         const int64_t some = least(CODE_ROWS, rows - r);
         unroll<CODE_ROWS>([&](auto m) {
             if (some == m + 1) {
-                multiply_code_rows<Bits, m + 1>(w, grid, x + r * p.x_stride, p.x_stride, columns, count, sums);
+                multiply_code_rows<Bits, m + 1>(
+                    *p.weight, grid, x + r * p.x_stride, p.x_stride, columns, count, sums
+                );
             }
         });
         take(sums, r, some);
@@ -201,16 +185,12 @@ void multiply_int8(
 
 // ---- other rows
 
-PAGED_INLINE void place_codes(float* block, int64_t k, F16 value) { store(block + 16 * k, value); }
-
-PAGED_INLINE void place_codes(bf16* block, int64_t k, F16 value) {
-    bf16 rounded[16];
-    store(rounded, value);
-    bf16* pairs = block + 16 * (k - k % 2) + k % 2;
-    for (int lane = 0; lane < 16; lane++) {
-        pairs[2 * lane] = rounded[lane];
-    }
+// Features k and k + 1 of sixteen outputs.
+PAGED_INLINE void place_pair(float* block, int64_t k, F16 first, F16 second) {
+    store(block + 16 * k, first);
+    store(block + 16 * k + 16, second);
 }
+PAGED_INLINE void place_pair(bf16* block, int64_t k, F16 first, F16 second) { store_pairs(block + 16 * k, first, second); }
 
 // Sixteen outputs as a dense packed block (include/paged/types.h): (code - zero) * scale or code * scale + offset, in
 // float, as they were written down.
@@ -219,8 +199,12 @@ void dequantize(const PagedQuantizedWeight& w, const Grid& grid, const Column& c
     for (int64_t g = 0; g < grid.groups; g++) {
         const F16 scale = column.scale(g), other = w.float_offsets ? column.offset(g) : column.zero(g);
         for (int64_t k = g * grid.group; k < least(grid.depth, (g + 1) * grid.group); k += 32 / Bits) {
-            each_code<Bits>(column.codes, k, [&](int offset, F16 code) {
-                place_codes(block, k + offset, w.float_offsets ? code * scale + other : (code - other) * scale);
+            each_pair<Bits>(column.codes, k, [&](int offset, F16 first, F16 second) {
+                if (w.float_offsets) {
+                    place_pair(block, k + offset, first * scale + other, second * scale + other);
+                } else {
+                    place_pair(block, k + offset, (first - other) * scale, (second - other) * scale);
+                }
             });
         }
     }
@@ -342,11 +326,100 @@ void run_part(
     }
 }
 
+#if defined(PAGED_HAS_AMX)
+
+// Some blocks, as bytes for tiles; of a fused gate and up, the blocks of both.
+struct Panels {
+    Column columns[TILE_BLOCKS];
+    const void* codes[TILE_BLOCKS];
+};
+
+template <int Bits, bool Gated>
+void take_panels(
+    const PagedQuantizedLinear& p, const Grid& grid, int64_t up, int64_t block, int count, Scratch room, Panels& panels
+) {
+    constexpr int halves = Gated ? 2 : 1;
+    for (int b = 0; b < count * halves; b++) {
+        // Gate and up alternate, so that a step's blocks are neighbours.
+        const int64_t at = block + b / halves + (b % halves == 1 ? up : 0);
+        panels.columns[b] = Column(*p.weight, grid, at);
+        panels.codes[b] = panels.columns[b].codes;
+        if constexpr (Bits == 4) {
+            auto* bytes = room.take<int8_t>(16 * grid.depth);
+            unpack_codes(*p.weight, grid, panels.columns[b], bytes);
+            panels.codes[b] = bytes;
+        }
+    }
+}
+
+// As `run_part`, with tiles: two of them, 32 rows, pass over all the blocks whose codes fit the second cache.
+template <int Bits, class Out, bool Gated>
+void run_tiles(
+    const PagedQuantizedLinear& p, const Layout& l, int64_t group, int64_t first, int64_t last, void* scratch
+) {
+    const PagedQuantizedWeight& w = *p.weight;
+    const Grid grid(w.depth, w.group_size);
+    const int64_t row = group * l.group_rows, rows = least(l.group_rows, p.rows - row);
+    const char* x = static_cast<const char*>(p.x) + row * p.x_stride;
+    constexpr int halves = Gated ? 2 : 1, step = MAX_BLOCKS / halves;
+    const int64_t fits = PANEL_BYTES / (16 * grid.depth) / MAX_BLOCKS * step;
+    const int64_t chunk = most(step, least(fits, TILE_BLOCKS / halves));
+    Scratch room(scratch);
+    float* sums = room.take<float>(32 * SUMS_STRIDE);
+    auto* products = room.take<BlockSums>(2);
+    const int64_t scales = 16 * round_up(grid.blocks(), 16);
+    const TileRows tiles[2] = {
+        {room.take<float>(scales), room.take<float>(scales)}, {room.take<float>(scales), room.take<float>(scales)}};
+    CodeShapes shapes(tile_width(grid));
+    Panels panels;
+    for (int64_t begin = first; begin < last; begin += chunk) {
+        const int count = static_cast<int>(least(chunk, last - begin));
+        take_panels<Bits, Gated>(p, grid, l.blocks, begin, count, room, panels);
+        for (int64_t r = 0; r < rows; r += 32) {
+            const int64_t some = least(32, rows - r);
+            for (int64_t t = 0; 16 * t < some; t++) {
+                const char* from = x + (r + 16 * t) * p.x_stride;
+                const int here = static_cast<int>(least(16, some - 16 * t));
+                tiles[t].take(grid, from, p.x_stride, here, Bits == 8 || w.float_offsets);
+            }
+            for (int b = 0; b < count; b += step) {
+                const int now = static_cast<int>(least(step, count - b));
+                for (int c = 0; c < now * halves; c++) {
+                    // Gates first, then ups, as rows are finished.
+                    const int at = b * halves + (Gated ? c % now * 2 + c / now : c);
+                    for (int64_t t = 0; 16 * t < some; t++) {
+                        const int here = static_cast<int>(least(16, some - 16 * t));
+                        shapes.set(here);
+                        multiply_column<Bits>(
+                            w, grid, shapes.width(), x + (r + 16 * t) * p.x_stride, p.x_stride, here, tiles[t],
+                            panels.columns[at], panels.codes[at], products, sums + 16 * t * SUMS_STRIDE + 16 * c,
+                            SUMS_STRIDE
+                        );
+                    }
+                }
+                for (int64_t m = 0; m < some; m++) {
+                    finish_row<Out, Gated>(p, sums + m * SUMS_STRIDE, row + r + m, begin + b, now);
+                }
+            }
+        }
+    }
+}
+
+#endif
+
 template <int Bits, class Out>
 void run_items(const PagedQuantizedLinear& p, int64_t first, int64_t last, void* scratch) {
     const Layout l = layout(p);
     while (first < last) {
         const int64_t group = first / l.blocks, begin = first % l.blocks, end = least(l.blocks, begin + last - first);
+#if defined(PAGED_HAS_AMX)
+        if (p.kind == PAGED_ROW_INT8 && least(l.group_rows, p.rows - group * l.group_rows) > FEW_FOR_TILES) {
+            const auto run = p.gated ? run_tiles<Bits, Out, true> : run_tiles<Bits, Out, false>;
+            run(p, l, group, begin, end, scratch);
+            first += end - begin;
+            continue;
+        }
+#endif
         if (p.gated) {
             run_part<Bits, Out, true>(p, l, group, begin, end, scratch);
         } else {
