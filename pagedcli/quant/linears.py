@@ -186,7 +186,7 @@ class LayerQuantizer:
     def _fold_norm(self, name: str, scales: Tensor) -> Tensor:
         """The norm is rounded as it will be stored; the scales are then what its rounding made of them."""
         norm = self._source.tensor(name)
-        folded = self._as_stored(name, norm / scales)
+        folded = self._as_stored(norm / scales)
         usable = (folded != 0) & torch.isfinite(folded)
         folded = torch.where(usable, folded, norm)
         self.dense[name] = folded.numpy()
@@ -200,17 +200,13 @@ class LayerQuantizer:
             self.tensors[name] = replace(made, scales=divided.numpy())
         else:
             weight = f"{name}.weight"
-            self.dense[weight] = self._as_stored(
-                weight, self._source.tensor(weight) / scales.unsqueeze(1)
-            ).numpy()
+            self.dense[weight] = self._as_stored(self._source.tensor(weight) / scales.unsqueeze(1)).numpy()
         bias = self._source.optional(f"{name}.bias")
         if bias is not None:
-            self.dense[f"{name}.bias"] = self._as_stored(f"{name}.bias", bias / scales).numpy()
+            self.dense[f"{name}.bias"] = self._as_stored(bias / scales).numpy()
 
-    def _as_stored(self, name: str, values: Tensor) -> Tensor:
-        chosen = self._options.dense_dtype
-        dtype = self._source.dtype(name) if chosen is None else _DENSE[chosen]
-        return values.to(dtype).float()
+    def _as_stored(self, values: Tensor) -> Tensor:
+        return values.to(_DENSE[self._options.dense_dtype or self._source.dense_dtype]).float()
 
     # ---- results
 

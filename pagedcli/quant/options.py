@@ -44,7 +44,7 @@ class QuantizeOptions:
             "model.layers.0.*"). Linears that share their input stay together.
         scale_dtype: Scales are rounded to it before codes are chosen: what the format stores.
         dense_dtype: What tensors that are not quantized are stored in, "float32", "float16" or "bfloat16"; None: as
-            each is in the checkpoint. Folded scales are chosen so that the norms they change are exact in it.
+            the checkpoint's config says. Folded scales are chosen so that the norms they change are exact in it.
     """
 
     method: Method

@@ -39,9 +39,10 @@ class Source:
         """As `tensor`; None if the checkpoint has none."""
         return self.tensor(name) if name in self.checkpoint.names() else None
 
-    def dtype(self, name: str) -> torch.dtype:
-        """As stored."""
-        return DTYPES[self.checkpoint.tensor(name).dtype]
+    @property
+    def dense_dtype(self) -> str:
+        """What a written copy stores tensors in that are not quantized, as the writer chooses it."""
+        return str(self.checkpoint.config.get("torch_dtype", "float32"))
 
     def rows(self, name: str, indices: list[int]) -> Tensor:
         """Some rows of a table, [len(indices), columns] float32."""
