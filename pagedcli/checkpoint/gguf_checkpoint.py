@@ -99,7 +99,7 @@ class GGUFCheckpoint:
             widths=tuple(sorted(widths.items())),
             num_weights=sum(tensor.shape[0] * tensor.shape[1] for tensor in stored.values()),
             num_bytes=sum(tensor.num_bytes for tensor in stored.values()),
-            detail=f"GGUF {listed}, {len(stored)} linears",
+            detail=f"GGUF {listed}, {len(stored)} matrices",
         )
 
     def quantized(self, linear: str) -> QuantTensor | None:
@@ -113,9 +113,8 @@ class GGUFCheckpoint:
         return read_codes(linear, entry.kind, rows if order is None else rows[order])
 
     def _has_codes(self, name: str) -> bool:
-        """The embedding is looked up, not multiplied: it is no linear, though a tied head is the same matrix."""
         entry = self._tensors[name]
-        return len(entry.shape) == 2 and name != _EMBEDDING and runs_as_codes(entry.kind)
+        return len(entry.shape) == 2 and runs_as_codes(entry.kind)
 
     def stored_bytes(self) -> int:
         """Bytes that the tensors take in the file."""

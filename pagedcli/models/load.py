@@ -165,6 +165,9 @@ class CheckpointWeights:
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> EmbeddingTable:
         """[vocab_size, hidden_size]."""
+        part = self.checkpoint.quantized(name.removesuffix(".weight")) if self.as_codes else None
+        if part is not None:
+            return self.ops.load_quantized_embedding(part)
         return self.ops.load_embedding(self.checkpoint.tensor(name))
 
     def linear(

@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pagedcli.ops.batch import ForwardBatch, KVCache
-from pagedcli.ops.weights import EmbeddingTable, FusedLinear, HostTensor, RopeTable, Shard, StoredPart, Vector
+from pagedcli.ops.weights import (
+    EmbeddingTable,
+    FusedLinear,
+    HostTensor,
+    QuantizedPart,
+    RopeTable,
+    Shard,
+    StoredPart,
+    Vector,
+)
 
 Value = Any
 """An activation, [rows, features] of the run's dtype; opaque to models."""
@@ -92,6 +101,9 @@ class Ops(Protocol):
 
     def load_embedding(self, tensor: HostTensor) -> EmbeddingTable:
         """[vocab_size, hidden_size]."""
+
+    def load_quantized_embedding(self, part: QuantizedPart) -> EmbeddingTable:
+        """[vocab_size, hidden_size] that comes as codes; a tied head shares them."""
 
     def load_linear(
         self, weights: Sequence[HostTensor], biases: Sequence[HostTensor] | None, shard: Shard

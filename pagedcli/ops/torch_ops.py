@@ -23,6 +23,7 @@ from pagedcli.ops.weights import (
     FusedLinear,
     HostTensor,
     LinearPart,
+    QuantizedPart,
     RopeTable,
     Shard,
     StoredPart,
@@ -94,6 +95,12 @@ class TorchOps:
     def load_embedding(self, tensor: HostTensor) -> EmbeddingTable:
         """[vocab_size, hidden_size]."""
         return EmbeddingTable(tensor.name, tensor.shape[0], tensor.shape[1], self._load(tensor))
+
+    def load_quantized_embedding(self, part: QuantizedPart) -> EmbeddingTable:
+        """As `load_embedding`, dequantized."""
+        table = torch.empty(part.shape, dtype=self._dtype, device=self._device)
+        table.copy_(torch.from_numpy(part.dequantize()))
+        return EmbeddingTable(f"{part.name}.weight", part.shape[0], part.shape[1], table)
 
     def load_linear(
         self, weights: Sequence[HostTensor], biases: Sequence[HostTensor] | None, shard: Shard
