@@ -187,8 +187,9 @@ def quality_rows(quality: Quality) -> list[tuple[str, str, str]]:
         (
             "size",
             f"{quality.original_bytes / mega:,.1f} MB",
-            f"{quality.bytes / mega:,.1f} MB ({-saved:+.0%}), {quality.bits_per_weight:.2f} bits a layer weight",
+            f"{quality.bytes / mega:,.1f} MB ({-saved:+.0%})",
         ),
+        ("bits a weight, in the layers", "", f"{quality.bits_per_weight:.2f}"),
         (
             "tokens/s, one stream",
             f"{quality.tokens_per_second_before:,.1f}",
