@@ -40,24 +40,26 @@ def run_backend(backend: Backend, python: Path, task: Mapping[str, Any], work: P
     script = Path(__file__).parent / "scripts" / backend.script
     environment = clean_environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(task["threads"])}
     version = backend.package
-    with log.open("w", encoding="utf-8") as errors:
-        process = subprocess.Popen(
-            [str(python), "-I", str(script), str(file)],
+    command = [str(python), "-I", str(script), str(file)]
+    with (
+        log.open("w", encoding="utf-8") as errors,
+        subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             env=environment,
-        )
+        ) as process,
+    ):
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             for line in process.stdout:
                 version = _heard(line, watcher) or version
-            code = process.wait()
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+        except BaseException:  # KeyboardInterrupt too: the package must not go on without us
+            process.terminate()
+            raise
+        code = process.wait()
     if code != 0:
         raise BackendError(f"{backend.package} failed: {_last_line(log, code)} (all of it is in {log})")
     return version
