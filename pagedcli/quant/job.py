@@ -94,6 +94,8 @@ class _Job:
             self.request, self.original.path, self.tokenizer, work, self.engines.open, self.watcher
         )
         self._say((*calibration.notes, *self.text.notes))
+        if self.request.calibration is not None and self.request.calibration == self.request.evaluation:
+            self.watcher.say("--eval and --calibration are the same text: the report flatters")
         plan = self._plan(self.request.options, calibration)
         self._say(plan.notes)
         for attempt in range(MAX_ROUNDS):

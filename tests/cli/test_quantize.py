@@ -17,15 +17,6 @@ import pytest
 
 from pagedcli.checkpoint.sources import open_checkpoint
 from pagedcli.cli.main import run
-from pagedcli.cli.quantize_display import (
-    QuantizeDisplay,
-    QuantizeView,
-    plain_line,
-    render,
-    short_name,
-    sparkline,
-)
-from pagedcli.quant.options import QuantizeEvent
 from tests.fixtures_checkpoints import write_tiny_checkpoint
 
 pytest.importorskip("torch")
@@ -120,6 +111,79 @@ def test_a_folder_that_generates_with_its_report(
     assert str(folder) not in "".join(path.read_text() for path in Path(name).glob("*.json"))
     assert str(folder) not in Path(name, "README.md").read_text()
     assert run(["generate", "-p", "Sentence", "-m", name, "--max-tokens", "4", "-q"]) == 0
+
+
+def _unpacked_gptq(out: str) -> dict[str, Any]:
+    """The tensors of a GPTQ folder, dequantized with nothing of ours; float32 by name."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = load_file(Path(out, "model.safetensors"))
+    weights = {name: value.float() for name, value in tensors.items() if name.endswith((".weight", ".bias"))}
+    lanes = 4 * torch.arange(8)
+    for name in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
+        words, zeros = tensors[f"{name}.qweight"].long(), tensors[f"{name}.qzeros"].long()
+        codes = ((words[:, None, :] >> lanes[None, :, None]) & 15).reshape(-1, words.shape[1])
+        points = ((zeros[:, :, None] >> lanes) & 15).reshape(zeros.shape[0], -1) + 1
+        group = tensors[f"{name}.g_idx"].long()
+        scaled = (codes - points[group]) * tensors[f"{name}.scales"].float()[group]
+        weights[f"{name}.weight"] = scaled.T.contiguous()
+    return weights
+
+
+def test_the_report_agrees_with_plain_transformers_on_the_files(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert quantize("--gptq", "--desc-act", "--group-size", "32", *SMALL, "-q", "-o", "out") == 0
+    ids = AutoTokenizer.from_pretrained("model")(Path("held.txt").read_text(), return_tensors="pt").input_ids
+    model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
+    perplexities = []
+    for weights in (None, _unpacked_gptq("out")):
+        if weights is not None:
+            weights.pop("lm_head.bias", None)
+            model.load_state_dict(weights)
+        with torch.no_grad():
+            logits = [model(part).logits[0, :-1] for part in ids.split(512, 1)]
+        targets = [part[0, 1:] for part in ids.split(512, 1)]
+        losses = [
+            torch.nn.functional.cross_entropy(*pair, reduction="none")
+            for pair in zip(logits, targets, strict=True)
+        ]
+        perplexities.append(float(torch.cat(losses).mean().exp()))
+    found = quality("out")["perplexity"]
+    assert [found["original"], found["quantized"]] == pytest.approx(perplexities, rel=1e-3)
+    assert quality("out")["eval"]["tokens"] == sum(map(len, targets))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "method",
+    [
+        "--rtn",
+        pytest.param("--awq", marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
+        pytest.param("--gptq", marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_the_default_model(
+    method: str,
+    smollm2_gguf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("held.txt").write_text(TEXT[:800])
+    assert run(["quantize", method, "--samples", "8", "--seq-len", "128", "--eval", "held.txt"]) == 0
+    out, err = capfd.readouterr()
+    assert "SmolLM2-135M-Instruct.Q4_1.gguf is quantized already (GGUF Q4_1" in err
+    name = f"SmolLM2-135M-Instruct-{method[2:]}-4bit-g64"
+    assert f"written: {name}" in out
+    assert "suspect" not in out
+    assert quality(name)["perplexity"]["quantized"] < 1.5 * quality(name)["perplexity"]["original"]
+    prompt = ["-p", "The capital of France is", "--max-tokens", "8", "-q"]
+    assert run(["generate", "-m", name, *prompt]) == 0
+    assert "Paris" in capfd.readouterr().out
 
 
 def test_the_model_writes_its_own_text(folder: Path) -> None:
@@ -344,82 +408,3 @@ def test_help_is_one_screen(capfd: pytest.CaptureFixture[str]) -> None:
     assert text.count("\n") <= 50
     for flag in ("--awq", "--gptq", "--rtn", "--max-kl", "--calibration", "--backend", "--overwrite"):
         assert flag in text
-
-
-def _text(view: QuantizeView, width: int = 100) -> str:
-    from rich.console import Console
-
-    console = Console(width=width, no_color=True, force_terminal=False)
-    with console.capture() as capture:
-        console.print(render(view, width))
-    return capture.get()
-
-
-def test_the_display_shows_layer_loss_eta_and_memory() -> None:
-    view = QuantizeView(
-        phase="quantize 30 layers",
-        done=0.5,
-        what="layer 15 of 30",
-        elapsed_s=61,
-        eta_s=59,
-        memory_bytes=3 << 29,
-        recent=(("model.layers.14.mlp.down_proj", 0.01234), ("model.layers.14.mlp.up_proj", None)),
-        layer_errors=(0.1, 0.2),
-        finished=(("open the model", 2.0),),
-    )
-    text = _text(view)
-    for part in (
-        "50%",
-        "layer 15 of 30",
-        "1:01 elapsed",
-        "ETA 0:59",
-        "1.50 GiB",
-        "loss 0.01234",
-        "▅█",
-        "open the model",
-    ):
-        assert part in text
-    assert all(len(line) <= 60 for line in _text(view, 60).splitlines())
-    line = plain_line(view)
-    assert "\n" not in line
-    assert "layer 15 of 30" in line
-    assert "ETA 0:59" in line
-
-
-def test_parts_of_a_fused_linear_are_named_shortly() -> None:
-    assert short_name("model.layers.4.self_attn.q_proj + model.layers.4.self_attn.k_proj") == (
-        "model.layers.4.self_attn.q_proj + k_proj"
-    )
-
-
-def test_the_time_to_the_end_counts_what_was_read_back_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
-
-    from pagedcli.cli import quantize_display
-    from pagedcli.cli.console import Messages
-
-    clock = [100.0]
-    monkeypatch.setattr(quantize_display.time, "monotonic", lambda: clock[0])
-    lines: list[str] = []
-    messages = Messages(Console(quiet=True))
-    monkeypatch.setattr(Messages, "say", lambda self, text: lines.append(text))
-    display = QuantizeDisplay(messages)
-    with display, display.phase("quantize 4 layers"):
-        display.quantizing(QuantizeEvent("resume", 0, 4, "", None, 0.0, 0))
-        display.quantizing(QuantizeEvent("resume", 1, 4, "", None, 0.0, 0))
-        clock[0] += 30.0
-        display.quantizing(QuantizeEvent("linear", 2, 4, "a", 0.5, 30.0, 1 << 30))
-        display.quantizing(QuantizeEvent("layer", 2, 4, "", None, 30.0, 1 << 30))
-        clock[0] += 15.0
-        display.quantizing(QuantizeEvent("linear", 3, 4, "b", 0.25, 45.0, 1 << 30))
-    assert lines[0] == "quantize 4 layers ..."
-    # One of two layers took 30 seconds: nothing is known before its end, then as long again.
-    assert "layer 3 of 4" in lines[1]
-    assert "ETA" not in lines[1]
-    assert "100%" in lines[2]
-    assert "loss 0.25000" in lines[2]
-
-
-def test_the_sparkline_is_as_wide_as_allowed() -> None:
-    assert sparkline((0.0, 1.0, 2.0, 4.0), 3) == "▃▅█"
-    assert sparkline((0.0, 0.0), 10) == "▁▁"
