@@ -44,7 +44,6 @@ def search_scales(
     group_size: int,
     kind: GridKind,
     workers: Workers,
-    tie: Tensor | None = None,
 ) -> Scaling:
     """The best of the paper's scales, activation^ratio, with and without dividing by weight^(1 - ratio).
 
@@ -54,9 +53,8 @@ def search_scales(
         group_size: Divides in.
         kind: Of the grids.
         workers: For the tries.
-        tie: [in] int64: features with the same number share one scale; None: each has its own.
     """
-    tries = candidates(statistics.mean_abs, weight_means(weights, group_size), tie)
+    tries = candidates(statistics.mean_abs, weight_means(weights, group_size))
     stride = -(-len(weights) // SCREEN_ROWS)
     screened = _losses(weights[::stride], tries, statistics.gram, group_size, kind, workers)
     ranked = sorted(range(len(tries)), key=screened.__getitem__)
@@ -81,19 +79,11 @@ def _losses(
     return [sum(found[first : first + len(blocks)]) for first in range(0, len(found), len(blocks))]
 
 
-def candidates(activation: Tensor, weight: Tensor, tie: Tensor | None) -> list[Tensor]:
+def candidates(activation: Tensor, weight: Tensor) -> list[Tensor]:
     """Scales to try, [in] each; the first is all ones."""
-    if tie is not None:
-        activation, weight = _tied_mean(activation, tie), _tied_mean(weight, tie)
     plain = [activation.pow(ratio) for ratio in RATIOS]
     both = [activation.pow(ratio) / (weight.pow(1 - ratio) + _LEAST_SCALE) for ratio in RATIOS]
     return [_centred(scales) for scales in (*plain, *both)]
-
-
-def _tied_mean(values: Tensor, tie: Tensor) -> Tensor:
-    count = int(tie.max()) + 1
-    sums = values.new_zeros(count).index_add_(0, tie, values)
-    return (sums / torch.bincount(tie, minlength=count).to(sums.dtype))[tie]
 
 
 def _centred(scales: Tensor) -> Tensor:

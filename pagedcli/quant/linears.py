@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pagedcli.checkpoint.quant_tensor import QuantTensor
 from pagedcli.errors import CheckpointError
-from pagedcli.ops.protocol import AttentionShape
 from pagedcli.ops.weights import FusedLinear
 from pagedcli.quant import awq, gptq
 from pagedcli.quant.gram import InputStatistics, measure, output_error
@@ -168,19 +167,15 @@ class LayerQuantizer:
         self, plan: PlannedLinear, dense: Tensor, statistics: InputStatistics, origin: Origin | None
     ) -> Tensor | None:
         """Scales for the input features, their inverses folded into what makes the input; None: not folded."""
-        tie = None if origin is None else _tie(origin, plan.in_features)
-        if origin is None or tie is None:
+        if origin is None or not _can_fold(origin, plan.in_features):
             return None
-        shared = tie if int(tie[-1]) + 1 < len(tie) else None
-        found = awq.search_scales(dense, statistics, plan.group_size, self._kind, self._workers, tie=shared)
+        found = awq.search_scales(dense, statistics, plan.group_size, self._kind, self._workers)
         if found.loss >= found.plain_loss:
             return None
         if origin.kind == "norm":
             return self._fold_norm(origin.name, found.scales)
         assert origin.linear is not None
-        own = found.scales.new_empty(int(tie[-1]) + 1)
-        own[tie] = found.scales
-        self._fold_rows(origin.linear.parts[-1].name, own)
+        self._fold_rows(origin.linear.parts[-1].name, found.scales)
         return found.scales
 
     def _fold_norm(self, name: str, scales: Tensor) -> Tensor:
@@ -240,21 +235,15 @@ _GPTQ_ROWS = 1024
 """Rows of one GPTQ task: the steps of one feature cost a call each, so that fewer and longer ones are better."""
 
 
-def _tie(origin: Origin, in_features: int) -> Tensor | None:
-    """[in] the feature of the maker that each input feature comes from; None where shapes do not fit."""
+def _can_fold(origin: Origin, in_features: int) -> bool:
+    """Whether every input feature is made by a feature of its own.
+
+    Values that several query heads share are not: one scale for all of them was tried, and made the model worse.
+    """
     if origin.kind == "norm":
-        return torch.arange(in_features)
+        return True
     assert origin.linear is not None
-    size = origin.linear.parts[-1].size
-    if origin.shape is None:
-        return torch.arange(in_features) if size == in_features else None
-    return _value_features(origin.shape) if size == origin.shape.kv_size else None
-
-
-def _value_features(shape: AttentionShape) -> Tensor:
-    """[q_size]: query head h reads the values of head h // group."""
-    heads = torch.arange(shape.num_heads) // (shape.num_heads // shape.num_kv_heads)
-    return (heads.unsqueeze(1) * shape.head_dim + torch.arange(shape.head_dim)).flatten()
+    return origin.linear.parts[-1].size == in_features
 
 
 def _encoded(weights: Tensor, group_size: int, grid: Grid | None, kind: GridKind) -> tuple[Tensor, Grid]:

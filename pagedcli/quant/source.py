@@ -18,7 +18,7 @@ from pagedcli.errors import CheckpointError
 from pagedcli.models.spec import ModelSpec
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_ROWS_BYTES = 64 << 20
+_ROWS_BYTES = 16 << 20
 
 
 class Source:

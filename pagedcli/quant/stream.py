@@ -32,13 +32,11 @@ class Origin:
             (an MLP: its second half, last part of linear `linear`).
         name: Full name of the norm's weight, else "".
         linear: The linear before, else None.
-        shape: Of the attention, else None.
     """
 
     kind: Literal["norm", "values", "gated"]
     name: str = ""
     linear: FusedLinear | None = None
-    shape: AttentionShape | None = None
 
 
 class Stream:
@@ -137,9 +135,7 @@ class CalibrationOps:
             return _rotated(qkv.at(index), shape, rope, norm)
 
         origin = qkv.origin
-        return Stream(
-            sample, qkv.count, None if origin is None else Origin("values", "", origin.linear, shape)
-        )
+        return Stream(sample, qkv.count, None if origin is None else Origin("values", "", origin.linear))
 
     def attention(
         self, q: Stream, shape: AttentionShape, batch: ForwardBatch, kv: KVCache, layer: int

@@ -83,20 +83,11 @@ def test_features_that_stand_out_are_found() -> None:
 def test_candidates_are_the_papers() -> None:
     weights, samples = problem()
     activation = torch.cat(samples).abs().mean(0)
-    tries = candidates(activation, weight_means(weights, 64), None)
+    tries = candidates(activation, weight_means(weights, 64))
     assert len(tries) == 2 * len(RATIOS)
     assert torch.equal(tries[0], torch.ones(128))
     expected = activation**0.5
     torch.testing.assert_close(tries[10], expected / (expected.max() * expected.min()).sqrt())
-
-
-def test_tied_features_share_a_scale() -> None:
-    weights, samples = problem()
-    tie = torch.arange(64).repeat_interleave(2)
-    with workers(1) as pool:
-        found = search_scales(weights, measure(samples, pool), 64, KIND, pool, tie=tie)
-    assert torch.equal(found.scales[0::2], found.scales[1::2])
-    assert found.loss < found.plain_loss
 
 
 def test_clipping_makes_each_groups_part_of_the_error_least() -> None:

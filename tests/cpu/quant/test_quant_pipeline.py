@@ -12,6 +12,7 @@ import torch
 from pagedcli.checkpoint import open_checkpoint
 from pagedcli.errors import CheckpointError, ConfigError
 from pagedcli.quant import gptq
+from pagedcli.quant.linears import LayerQuantizer
 from pagedcli.quant.memory import BASE_BYTES
 from pagedcli.quant.options import QuantizeEvent, QuantizeOptions
 from pagedcli.quant.plan import plan_quantization
@@ -59,6 +60,43 @@ def test_what_is_stored_computes_what_was_calibrated(
     if method == "awq":
         changed = {name.split(".")[-2] for result in results for name in result.dense}
         assert {"input_layernorm", "post_attention_layernorm"} <= changed
+
+
+@pytest.mark.parametrize(("kv_heads", "folded"), [(4, True), (2, False), (1, False)])
+def test_values_are_scaled_only_where_heads_do_not_share_them(
+    kv_heads: int, folded: bool, tiny_checkpoint: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divided: list[str] = []
+    real = LayerQuantizer._fold_rows
+
+    def note(self: LayerQuantizer, name: str, scales: torch.Tensor) -> None:
+        divided.append(name.split(".")[-1])
+        real(self, name, scales)
+
+    monkeypatch.setattr(LayerQuantizer, "_fold_rows", note)
+    model = tiny_checkpoint("qwen2", **SMALL | {"num_key_value_heads": kv_heads})  # v has a bias to divide
+    samples = some_samples()
+    results = run(model, tmp_path / "work", METHODS["awq"])
+    assert ("v_proj" in divided) is folded
+    assert "up_proj" in divided
+    assert any(name.endswith("v_proj.bias") for result in results for name in result.dense) is folded
+    expected = torch.cat(last_hidden(transformers_model(model, results), samples))
+    found = torch.cat(pipeline_hidden(tmp_path / "work", 2, [len(sample) for sample in samples]))
+    assert float((found - expected).norm() / expected.norm()) < 2e-3
+
+
+@pytest.mark.parametrize("kept", ["up_proj", "v_proj", "down_proj"])
+def test_scales_fold_into_linears_that_are_kept(
+    kept: str, tiny_checkpoint: MakeModel, tmp_path: Path
+) -> None:
+    model = tiny_checkpoint("qwen2", **SMALL | {"num_key_value_heads": 4})
+    samples = some_samples()
+    results = run(model, tmp_path / "work", QuantizeOptions("awq", group_size=32, keep=(kept,)))
+    changed = {name.split(".", 3)[-1] for result in results for name in result.dense}
+    assert (f"mlp.{kept}.weight" in changed or f"self_attn.{kept}.weight" in changed) is (kept != "down_proj")
+    expected = torch.cat(last_hidden(transformers_model(model, results), samples))
+    found = torch.cat(pipeline_hidden(tmp_path / "work", 2, [len(sample) for sample in samples]))
+    assert float((found - expected).norm() / expected.norm()) < 2e-3
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,3 +153,32 @@ def test_defaults_of_symmetry() -> None:
     assert QuantizeOptions("gptq").symmetric
     assert QuantizeOptions("rtn").symmetric
     assert not QuantizeOptions("rtn", sym=False).symmetric
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from pagedcli.checkpoint import open_checkpoint
+from pagedcli.quant.options import QuantizeOptions
+from pagedcli.quant.pipeline import quantize_layers
+from pagedcli.quant.plan import plan_quantization
+checkpoint = open_checkpoint(Path(sys.argv[1]))
+samples = np.random.default_rng(0).integers(3, 320, (16, 512))
+plan = plan_quantization(checkpoint, QuantizeOptions(sys.argv[3], group_size=32), [512] * 16, 2)
+for _ in quantize_layers(checkpoint, plan, samples, Path(sys.argv[2]), threads=2):
+    pass
+print(plan.peak_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_the_peak_that_is_said_is_held(method: str, tiny_checkpoint: MakeModel, tmp_path: Path) -> None:
+    sizes = SMALL | {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "head_dim": 64}
+    model = tiny_checkpoint("llama", num_hidden_layers=1, **sizes)
+    command = [sys.executable, "-c", MEASURE, str(model), str(tmp_path / "work"), method]
+    said, held = map(
+        int, subprocess.run(command, check=True, capture_output=True, timeout=110).stdout.split()
+    )
+    assert 0.6 * said < held <= said
