@@ -9,35 +9,43 @@ from typing import Any
 import numpy as np
 
 from pagedcli.quant.calibration import Calibration, calibration_by_model, calibration_from_file
-from pagedcli.quant.request import OpenSession, QuantizeRequest, Watcher
+from pagedcli.quant.request import Engines, QuantizeRequest, Watcher
 from pagedcli.text.tokenizer import Tokenizer
 
 NOT_NEEDED = "(none: round to nearest needs none)"
 
 
-def get_calibration(
-    request: QuantizeRequest,
-    model: Path,
-    tokenizer: Tokenizer,
-    work: Path,
-    open_session: OpenSession,
-    watcher: Watcher,
-) -> Calibration:
-    """Read, written by the model, or kept from an earlier run in the work folder.
+def read_calibration(request: QuantizeRequest, tokenizer: Tokenizer, watcher: Watcher) -> Calibration | None:
+    """From a file or data set, or empty for rtn; None if the model is to write the text.
 
     Raises:
         ConfigError: There is too little text, or it cannot be read.
     """
     if request.options.method == "rtn":
         return Calibration(np.zeros((0, request.seq_len), np.int64), NOT_NEEDED, request.seed)
-    sizes: dict[str, int] = {"samples": request.samples, "seq_len": request.seq_len, "seed": request.seed}
-    if request.calibration is not None:
-        with watcher.phase("read calibration text"):
-            return calibration_from_file(request.calibration, tokenizer, **sizes)
-    kept = work / "calibration.json"
+    if request.calibration is None:
+        return None
+    with watcher.phase("read calibration text"):
+        return calibration_from_file(request.calibration, tokenizer, **_sizes(request))
+
+
+def write_calibration(
+    request: QuantizeRequest,
+    model: Path,
+    tokenizer: Tokenizer,
+    work: Path,
+    engines: Engines,
+    watcher: Watcher,
+) -> Calibration:
+    """Let the model write it, or take what it wrote in an earlier run from the work folder.
+
+    Raises:
+        ConfigError: The model writes too little.
+    """
+    kept, sizes = work / "calibration.json", _sizes(request)
     if (found := _read(kept, sizes)) is not None:
         return found
-    with watcher.phase("let the model write calibration text"), open_session(model) as session:
+    with watcher.phase("let the model write calibration text"), engines.open(model) as session:
         made = calibration_by_model(
             session.write,
             tokenizer,
@@ -46,6 +54,10 @@ def get_calibration(
         )
     _write(kept, made, sizes)
     return made
+
+
+def _sizes(request: QuantizeRequest) -> dict[str, int]:
+    return {"samples": request.samples, "seq_len": request.seq_len, "seed": request.seed}
 
 
 def _read(file: Path, sizes: dict[str, int]) -> Calibration | None:

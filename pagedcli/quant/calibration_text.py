@@ -20,6 +20,7 @@ _FIELDS = ("text", "messages", "prompt")
 _HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(:(?P<file>[\w./ -]+))?")
 _READABLE = (".jsonl", ".txt", ".json", ".md")
 _CHUNK_CHARACTERS = 4096
+_TIMEOUT_S = 15.0
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -140,34 +141,42 @@ def _fetch(repo: str, file: str | None, flag: str) -> Path:
     import huggingface_hub.errors
 
     errors: Any = huggingface_hub.errors
+    unreachable = (errors.HTTPError, OSError)
     try:
-        chosen = file or _only_file(hub, repo, flag)
+        siblings = hub.HfApi().dataset_info(repo, timeout=_TIMEOUT_S).siblings or []
+        chosen = _choose(repo, file, [sibling.rfilename for sibling in siblings], flag)
         return Path(hub.hf_hub_download(repo, chosen, repo_type="dataset"))
     except errors.RepositoryNotFoundError as error:
         raise ConfigError(
             f"{flag} {repo}: there is no such file here and no such data set on the hub"
         ) from error
-    except errors.EntryNotFoundError as error:
-        raise ConfigError(f"{flag} {repo}: the data set has no file {file}") from error
     except errors.HFValidationError as error:
         raise ConfigError(f"{flag} {repo}: is neither a file here nor a hub data set") from error
-    except (errors.HTTPError, OSError) as error:
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise ConfigError(
-            f"{flag} {repo}: no such file here, and the hub cannot be reached ({reason}): give a file, or leave "
-            f"{flag} out for text that the model writes itself"
-        ) from error
+    except unreachable as error:
+        return _from_cache(hub, repo, file, flag, error)
 
 
-def _only_file(hub: Any, repo: str, flag: str) -> str:
-    names = [
-        name for name in hub.HfApi().list_repo_files(repo, repo_type="dataset") if name.endswith(_READABLE)
-    ]
-    names = [name for name in names if not name.lower().startswith("readme")]
-    if len(names) == 1:
-        return str(names[0])
-    listed = ", ".join(sorted(names)[:4])
+def _from_cache(hub: Any, repo: str, file: str | None, flag: str, error: Exception) -> Path:
+    """What an earlier run fetched, for a machine without the network."""
+    if file is not None:
+        kept = hub.try_to_load_from_cache(repo, file, repo_type="dataset")
+        if isinstance(kept, str):
+            return Path(kept)
+    reason = " ".join(str(error).split())[:120] or type(error).__name__
     raise ConfigError(
-        f"{flag} {repo}: the data set has {len(names)} files of JSONL or text{f' ({listed})' if names else ''}: "
-        f"name one as {repo}:FILE"
+        f"{flag} {repo}: no such file here, and the hub cannot be reached ({reason}): give a file, or leave "
+        f"{flag} out for {'text that the model writes itself' if flag == '--calibration' else 'a text of our own'}"
+    ) from error
+
+
+def _choose(repo: str, file: str | None, names: list[str], flag: str) -> str:
+    """The file that is asked for, or the only one that can be read."""
+    readable = [name for name in names if name.endswith(_READABLE) and not name.lower().startswith("readme")]
+    if file is not None and file in names:
+        return file
+    if file is None and len(readable) == 1:
+        return readable[0]
+    has = f"has {len(readable)} files of JSONL or text ({', '.join(sorted(readable)[:4])})"
+    raise ConfigError(
+        f"{flag} {repo}{f': has no {file}' if file else ''}: the data set {has}: name one as {repo}:FILE"
     )

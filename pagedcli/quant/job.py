@@ -18,7 +18,7 @@ from pagedcli.models.spec import ModelSpec
 from pagedcli.quant.backend_job import backend_of, linear_names, quantize_by_package
 from pagedcli.quant.backends.environment import check_python
 from pagedcli.quant.calibration import Calibration
-from pagedcli.quant.calibration_step import get_calibration
+from pagedcli.quant.calibration_step import read_calibration, write_calibration
 from pagedcli.quant.contract import next_to_keep
 from pagedcli.quant.description import describe
 from pagedcli.quant.evaluation import Evaluation
@@ -30,6 +30,7 @@ from pagedcli.quant.output_folder import (
     finish_output,
     model_name,
     prepare_output,
+    refuse_output,
 )
 from pagedcli.quant.pipeline import quantize_layers
 from pagedcli.quant.plan import plan_quantization
@@ -89,10 +90,13 @@ class _Job:
 
     def run(self) -> QuantizeResult:
         """From the output folder to the report."""
-        folder, work = self._prepare()
-        calibration = get_calibration(
-            self.request, self.original.path, self.tokenizer, work, self.engines.open, self.watcher
-        )
+        folder = self._choose_folder()
+        calibration = read_calibration(self.request, self.tokenizer, self.watcher)
+        work = prepare_output(folder, self.original.path, overwrite=self.request.overwrite)
+        if calibration is None:
+            calibration = write_calibration(
+                self.request, self.original.path, self.tokenizer, work, self.engines, self.watcher
+            )
         self._say((*calibration.notes, *self.text.notes))
         if self.request.calibration is not None and self.request.calibration == self.request.evaluation:
             self.watcher.say("--eval and --calibration are the same text: the report flatters")
@@ -128,16 +132,16 @@ class _Job:
             self.watcher.say(f"{'; '.join(missed)}: leaving {len(more)} more unquantized: {', '.join(more)}")
         return more
 
-    def _prepare(self) -> tuple[Path, Path]:
-        """Output and work folder, after everything that can be refused was."""
+    def _choose_folder(self) -> Path:
+        """The output folder, after everything that can be refused without reading text was; nothing is made yet."""
         request = self.request
         lengths = [] if request.options.method == "rtn" else [request.seq_len] * request.samples
         plan = plan_quantization(self.original, request.options, lengths, request.threads)
         folder = Path(request.output) if request.output else default_output(request, plan.group_size)
+        refuse_output(folder, self.original.path, overwrite=request.overwrite)
         room = check_room(plan, folder, self.original.stored_bytes())
-        work = prepare_output(folder, self.original.path, overwrite=request.overwrite)
         self.watcher.say(f"{folder}: {plan.num_layers} layers; {room}")
-        return folder, work
+        return folder
 
     def _plan(self, options: QuantizeOptions, calibration: Calibration) -> QuantizePlan:
         lengths = [len(sample) for sample in calibration.samples]

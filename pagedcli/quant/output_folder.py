@@ -33,6 +33,19 @@ def model_name(model: str | None) -> str:
     return name.removesuffix(".gguf") or DEFAULT_NAME
 
 
+def refuse_output(folder: Path, source: Path, *, overwrite: bool) -> None:
+    """As `prepare_output`, without touching anything."""
+    if folder.exists() and folder.resolve() == source.resolve():
+        raise ConfigError(f"-o {folder} is the model itself: give another folder")
+    if not overwrite:
+        _check_free(folder, folder / WORK_FOLDER)
+    elif folder.exists() and not (folder.is_dir() and _is_ours(folder)):
+        raise ConfigError(
+            f"{folder}: was not written by paged quantize (it has no {QUALITY_FILE}), so --overwrite does not "
+            "remove it: give another -o"
+        )
+
+
 def prepare_output(folder: Path, source: Path, *, overwrite: bool) -> Path:
     """Make the folder, or go on in it; the work folder inside it.
 
@@ -44,30 +57,17 @@ def prepare_output(folder: Path, source: Path, *, overwrite: bool) -> Path:
     Raises:
         ConfigError: It is finished or something else, or cannot be made.
     """
+    refuse_output(folder, source, overwrite=overwrite)
     work = folder / WORK_FOLDER
-    if folder.exists() and folder.resolve() == source.resolve():
-        raise ConfigError(f"-o {folder} is the model itself: give another folder")
     try:
-        if overwrite:
-            _clear(folder)
-        _check_free(folder, work)
+        if overwrite and folder.exists():
+            shutil.rmtree(folder)
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{folder}: cannot be written ({error.strerror or error}): give another -o"
         ) from error
     return work
-
-
-def _clear(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir() or not _is_ours(folder):
-        raise ConfigError(
-            f"{folder}: was not written by paged quantize (it has no {QUALITY_FILE}), so --overwrite does not "
-            "remove it: give another -o"
-        )
-    shutil.rmtree(folder)
 
 
 def _is_ours(folder: Path) -> bool:

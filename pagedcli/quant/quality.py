@@ -148,14 +148,18 @@ class Quality:
     def as_json(self) -> dict[str, Any]:
         """The object of quality.json."""
         return {
-            "perplexity": {"original": self.perplexity_original, "quantized": self.perplexity_quantized},
-            "kl_mean": self.kl_mean,
+            "perplexity": {
+                "original": _number(self.perplexity_original),
+                "quantized": _number(self.perplexity_quantized),
+            },
+            "kl_mean": _number(self.kl_mean),
             "top1_agreement": self.top1_agreement,
             "first_divergence": self.first_divergence,
             "bits_per_weight": self.bits_per_weight,
             "bytes": self.bytes,
             "layers": [
-                {"name": layer.name, "error": layer.error, "method": layer.method} for layer in self.layers
+                {"name": layer.name, "error": _number(layer.error), "method": layer.method}
+                for layer in self.layers
             ],
             "calibration": dict(self.calibration),
             "eval": {"tokens": self.eval_tokens, "window": self.eval_window, "stride": self.eval_stride},
@@ -164,6 +168,11 @@ class Quality:
                 "after": self.tokens_per_second_after,
             },
         }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else None
 
 
 def kind(name: str) -> str:
@@ -203,7 +212,7 @@ def write_quality(folder: Path, quality: Quality, missed: Sequence[str]) -> None
     value = quality.as_json()
     if missed:
         value["contract_missed"] = list(missed)
-    text = json.dumps(value, indent=2, allow_nan=True) + "\n"
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     temporary = folder / (QUALITY_FILE + ".new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(folder / QUALITY_FILE)

@@ -158,13 +158,6 @@ class Session(Protocol):
         """Of one stream that decodes."""
 
 
-class OpenSession(Protocol):
-    """Starts an engine."""
-
-    def __call__(self, model: Path) -> AbstractContextManager[Session]:
-        """The engine runs while the context lasts."""
-
-
 class Engines(Protocol):
     """What a job needs of running models; given to it from above (`api`)."""
 

@@ -379,7 +379,7 @@ def test_the_users_mistakes_are_one_line_and_leave_nothing(
     err = capfd.readouterr().err
     assert what in err
     assert err.count("\n") == 1
-    assert not list(folder.glob("*/quality.json"))
+    assert sorted(path.name for path in folder.iterdir()) == ["held.txt", "model", "text.txt"]
 
 
 def test_without_torch_one_line_says_what_to_install(folder: Path) -> None:

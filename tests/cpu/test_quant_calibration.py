@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import chain, permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,35 +113,62 @@ def test_too_little_text_is_an_error_with_the_count(tmp_path: Path, tokenizer: T
         calibration_from_file(str(path), tokenizer, samples=128, seq_len=16, seed=0)
 
 
-def test_a_missing_file_and_an_unreachable_hub_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         find_texts("nowhere.jsonl", flag="--calibration")
-    import huggingface_hub
 
-    def unreachable(*args: object, **kwargs: object) -> None:
-        raise OSError("no route to host")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
-    with pytest.raises(
-        ConfigError, match=r"the hub cannot be reached \(no route to host\): give a file, or leave"
-    ):
-        find_texts("owner/data:train.jsonl", flag="--calibration")
+class Hub:
+    """Stands for the hub's data sets: `files` by name, or an error for whoever asks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: dict[str, Path] | Exception) -> None:
+        import huggingface_hub
+
+        self.files = files
+        self.kept: dict[str, Path] = {}
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: self)
+        monkeypatch.setattr(
+            huggingface_hub, "hf_hub_download", lambda repo, file, repo_type: str(self.listed()[file])
+        )
+        monkeypatch.setattr(
+            huggingface_hub,
+            "try_to_load_from_cache",
+            lambda repo, file, repo_type: str(self.kept[file]) if file in self.kept else None,
+        )
+
+    def listed(self) -> dict[str, Path]:
+        if isinstance(self.files, Exception):
+            raise self.files
+        return self.files
+
+    def dataset_info(self, repo: str, *, timeout: float) -> SimpleNamespace:
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in self.listed()])
 
 
 def test_a_hub_data_set_is_read_from_what_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
     path = _write(tmp_path, "train.jsonl", _rows({"text": "fetched"}))
-    asked: list[tuple[str, str]] = []
+    hub = Hub(monkeypatch, {"README.md": path, "train.jsonl": path, "data.parquet": path})
+    for name in ("owner/data:train.jsonl", "owner/data"):
+        (text,) = find_texts(name, flag="--calibration")
+        assert text.value == "fetched"
+    hub.listed()["test.jsonl"] = path
+    with pytest.raises(ConfigError, match=r"2 files of JSONL or text \(test.jsonl, train.jsonl\): name one"):
+        find_texts("owner/data", flag="--calibration")
+    with pytest.raises(ConfigError, match=r"owner/data: has no other\.txt"):
+        find_texts("owner/data:other.txt", flag="--calibration")
 
-    def download(repo: str, file: str, *, repo_type: str) -> str:
-        asked.append((repo, file))
-        return str(path)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+def test_without_the_network_what_was_fetched_before_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(monkeypatch, OSError("no route to host"))
+    with pytest.raises(
+        ConfigError, match=r"the hub cannot be reached \(no route to host\): give a file, or leave --cal"
+    ):
+        find_texts("owner/data:train.jsonl", flag="--calibration")
+    hub.kept["train.jsonl"] = _write(tmp_path, "train.jsonl", _rows({"text": "kept"}))
     (text,) = find_texts("owner/data:train.jsonl", flag="--calibration")
-    assert text.value == "fetched"
-    assert asked == [("owner/data", "train.jsonl")]
+    assert text.value == "kept"
 
 
 class Writer:

@@ -180,6 +180,15 @@ def test_quality_json_has_the_documented_fields(tmp_path: Path) -> None:
     }
 
 
+def test_a_ruined_model_still_gives_valid_json(tmp_path: Path) -> None:
+    layers = (LinearQuality("model.layers.0.q_proj", math.nan, "awq"),)
+    ruined = _quality(perplexity_quantized=math.inf, kl_mean=math.nan, layers=layers)
+    write_quality(tmp_path, ruined, ruined.misses(Contract(max_kl=1.0)))
+    value = json.loads((tmp_path / "quality.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert value["perplexity"] == {"original": 10.0, "quantized": None}
+    assert [layer.name for layer in ruined.suspects()] == ["model.layers.0.q_proj"]
+
+
 def test_a_missed_contract_is_marked_in_both_files(tmp_path: Path) -> None:
     missed = _quality().misses(Contract(max_kl=0.03, max_perplexity_increase=0.06))
     assert missed == ("KL 0.0400 is over --max-kl 0.03",)
