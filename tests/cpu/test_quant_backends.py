@@ -22,6 +22,7 @@ from pagedcli.quant.backends.clean import clean_output
 from pagedcli.quant.backends.environment import BACKENDS, python_of
 from pagedcli.quant.backends.process import BackendError, run_backend
 from pagedcli.quant.dense_folder import write_dense
+from pagedcli.runtime.memory import show_bytes
 from tests.conftest import MakeModel
 
 
@@ -167,7 +168,7 @@ def test_an_environment_is_made_once_and_said_first(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(environment, "_make", make)
     watcher = Watcher()
     first = python_of(BACKENDS["autoawq"], watcher)
-    assert "about 1.397 GiB" in watcher.said[0]
+    assert f"about {show_bytes(BACKENDS['autoawq'].disk_bytes)}" in watcher.said[0]
     assert str(tmp_path) in watcher.said[0]
     assert python_of(BACKENDS["autoawq"], watcher) == first
     assert made == [first]

@@ -59,8 +59,8 @@ class Backend:
 
 
 BACKENDS = {
-    "autoawq": Backend("autoawq", "AutoAWQ 0.2.9", 1_500_000_000, None, "run_autoawq.py"),
-    "auto-gptq": Backend("auto-gptq", "AutoGPTQ 0.7.1", 1_600_000_000, (3, 11), "run_auto_gptq.py"),
+    "autoawq": Backend("autoawq", "AutoAWQ 0.2.9", 2_500_000_000, None, "run_autoawq.py"),
+    "auto-gptq": Backend("auto-gptq", "AutoGPTQ 0.7.1", 2_000_000_000, (3, 11), "run_auto_gptq.py"),
 }
 
 
@@ -119,7 +119,13 @@ def _check_disk(backend: Backend, folder: Path) -> None:
 def _make(backend: Backend, folder: Path, python: Path) -> None:
     """Anew from nothing: what a killed run left is removed."""
     shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
+    try:
+        venv.create(folder, with_pip=True)
+    except subprocess.CalledProcessError as error:
+        raise MissingDependencyError(
+            f"--backend {backend.name}: Python cannot make an environment with pip (ensurepip is missing): install it, "
+            "on Debian and Ubuntu with apt-get install python3-venv"
+        ) from error
     options = ["--quiet", "--disable-pip-version-check", "--no-input"]
     command = [str(python), "-m", "pip", "install", *options, "-r", str(backend.requirements)]
     done = subprocess.run(
