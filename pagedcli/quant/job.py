@@ -127,6 +127,8 @@ class _Job:
         """Linears to leave unquantized in the next round; none: the contract is met, or out of reach."""
         contract, figures = self.request.contract, (found.kl_mean, found.perplexity_increase)
         missed = contract.misses(*figures)
+        if backend_of(self.request) is not None:
+            return ()  # a package cannot leave layers out
         more = next_to_keep(plan, found.errors, contract.excess(*figures)) if missed else ()
         if more:
             self.watcher.say(f"{'; '.join(missed)}: leaving {len(more)} more unquantized: {', '.join(more)}")

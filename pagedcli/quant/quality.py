@@ -47,11 +47,6 @@ class Contract:
     max_kl: float | None = None
     max_perplexity_increase: float | None = None
 
-    @property
-    def asks(self) -> bool:
-        """Whether anything is demanded."""
-        return self.max_kl is not None or self.max_perplexity_increase is not None
-
     def misses(self, kl_mean: float, perplexity_increase: float) -> tuple[str, ...]:
         """By how much it is missed, a text each; empty: it is met."""
         found = []

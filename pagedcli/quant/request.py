@@ -111,11 +111,6 @@ class QuantizeRequest:
             raise ConfigError(f"--backend {self.backend} writes no {self.target_format}: leave --format out")
         if self.options.keep:
             raise ConfigError(f"--keep is for the native backend: leave it out with --backend {self.backend}")
-        if self.contract.asks:
-            raise ConfigError(
-                "--max-kl and --max-perplexity-increase are for the native backend, which can leave layers "
-                f"unquantized: leave them out with --backend {self.backend}"
-            )
 
     @property
     def target_format(self) -> FormatName:

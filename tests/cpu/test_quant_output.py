@@ -109,7 +109,6 @@ def test_room_is_checked_before_anything_starts(tmp_path: Path) -> None:
         ("gptq", {"backend": "auto-gptq", "options": {"sym": False}}, "makes symmetric codes only"),
         ("gptq", {"backend": "auto-gptq", "format": "compressed-tensors"}, "writes no compressed-tensors"),
         ("awq", {"backend": "other"}, "choose one of native, autoawq, auto-gptq"),
-        ("awq", {"backend": "autoawq", "contract": Contract(max_kl=0.1)}, "are for the native backend"),
         ("awq", {"samples": 0}, "--samples is 0: choose 1 to"),
         ("awq", {"seq_len": 3}, "--seq-len is 3: choose 16 to"),
         ("awq", {"contract": Contract(max_kl=-1.0)}, "--max-kl is -1: it must not be negative"),
