@@ -145,7 +145,7 @@ class LinearRecord:
         layer: Decoder layer.
         method: "awq", "gptq", "rtn" (also what GPTQ falls back to) or "kept".
         error: Relative squared error of its output on the calibration text, None without one (rtn, kept).
-        weight_error: Relative squared error of the weights as they were quantized (after folding).
+        weight_error: Relative squared error of the weights, folded scales taken out.
         damp: GPTQ alone: the damping that worked.
         note: What a user should hear of it, else "".
     """

@@ -230,6 +230,17 @@ def test_C18_channels_of_zeros(method: str, tiny_checkpoint: MakeModel, tmp_path
         assert bool(np.isfinite(values).all())
 
 
+def test_C18_weights_too_large_for_their_scales_are_named(tiny_checkpoint: MakeModel, tmp_path: Path) -> None:
+    def swell(tensor: torch.Tensor) -> None:
+        tensor[2, 1] = 1e6
+
+    name = "model.layers.0.mlp.gate_proj"
+    model = rewritten(tiny_checkpoint("llama", **SMALL), tmp_path / "model", f"{name}.weight", swell)
+    with pytest.raises(CheckpointError, match=f"{name}: weights up to 1e.06 need scales beyond 65504"):
+        run(model, tmp_path / "work", QuantizeOptions("rtn", group_size=32))
+    run(model, tmp_path / "kept", QuantizeOptions("rtn", group_size=32, keep=(name,)))
+
+
 @pytest.mark.parametrize(("hidden", "inner", "group"), [(192, 256, 128), (96, 128, 64), (64, 96, 64)])
 def test_C17_a_group_size_that_does_not_divide_leaves_the_layer_and_says_so(
     hidden: int, inner: int, group: int, tiny_checkpoint: MakeModel, tmp_path: Path
