@@ -32,7 +32,7 @@ def native_logits(
 ) -> np.ndarray:
     """By the native kernels."""
     ops = NativeOps(dtype, threads=1, activation=activation)
-    model = NativeModel(load_model(open_checkpoint(folder), ops, 512), ops)
+    model = NativeModel(load_model(open_checkpoint(folder), ops, max(512, len(ids))), ops)
     return np.asarray(run_native(model, [ids], [[(0, len(ids))]])[0])
 
 
