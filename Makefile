@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check bench bench-cpu native native-bench native-sanitize native-arm clean
+.PHONY: help install check lint format types imports docs docs-check sizes test test-core nightly gpu-check bench bench-cpu interop native native-bench native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -54,6 +54,9 @@ nightly: $(STAMP)  ## the long proofs: 10,000 workloads, soaks
 
 gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTHON), needs no network
 	$(PYTHON) tools/gpu_check.py
+
+interop: $(STAMP)  ## other packages read what paged writes, each in an environment of its own; writes build/interop.json
+	$(BIN)/python tools/interop/read_ours.py
 
 bench: $(STAMP)  ## batching and KV allocation compared on the real model; writes build/bench-batching.json
 	mkdir -p build
