@@ -54,7 +54,7 @@ def search_scales(
         kind: Of the grids.
         workers: For the tries.
     """
-    tries = candidates(statistics.mean_abs, weight_means(weights, group_size))
+    tries = candidates(statistics.mean_abs(workers), weight_means(weights, group_size))
     stride = -(-len(weights) // SCREEN_ROWS)
     screened = _losses(weights[::stride], tries, statistics.gram, group_size, kind, workers)
     ranked = sorted(range(len(tries)), key=screened.__getitem__)

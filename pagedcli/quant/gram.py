@@ -23,13 +23,20 @@ class InputStatistics:
 
     Attributes:
         gram: [in, in], X^T X / rows, symmetric.
-        mean_abs: [in], mean of |x|.
         rows: How many.
+        samples: The rows themselves, [rows of the sample, in] each.
     """
 
     gram: Tensor
-    mean_abs: Tensor
     rows: int
+    samples: Sequence[Tensor]
+
+    def mean_abs(self, workers: Workers) -> Tensor:
+        """[in], mean of |x|."""
+        total = torch.zeros(self.gram.shape[0], dtype=torch.float64)
+        for part in workers.map(lambda sample: sample.abs().sum(0), self.samples):
+            total += part
+        return (total / self.rows).to(self.gram.dtype)
 
 
 def measure(samples: Sequence[Tensor], workers: Workers) -> InputStatistics:
@@ -49,11 +56,7 @@ def measure(samples: Sequence[Tensor], workers: Workers) -> InputStatistics:
         gram[columns.stop :, columns] = gram[columns, columns.stop :].T
 
     workers.map(fill, row_blocks(features, _TILE))
-    sums = workers.map(lambda sample: sample.abs().sum(0, dtype=torch.float64), samples)
-    total = torch.zeros(features, dtype=torch.float64)
-    for part in sums:
-        total += part
-    return InputStatistics(gram, (total / rows).to(gram.dtype), rows)
+    return InputStatistics(gram, rows, samples)
 
 
 def output_error(difference: Tensor, gram: Tensor, workers: Workers) -> float:
