@@ -160,7 +160,7 @@ def test_the_report_agrees_with_plain_transformers_on_the_files(folder: Path) ->
 @pytest.mark.parametrize(
     "method",
     [
-        "--rtn",
+        pytest.param("--rtn", marks=pytest.mark.timeout(400)),
         pytest.param("--awq", marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
         pytest.param("--gptq", marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
     ],
