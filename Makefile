@@ -82,7 +82,7 @@ native-arm:      ## the kernels cross-compiled for 64-bit Arm and checked under 
 	cmake -S . -B build/arm -G Ninja -DPAGED_CHECK=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
 	cmake --build build/arm
-	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/paged_check build/arm/_cpu_neon.so build/arm/_cpu_portable.so
+	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/paged_check build/arm/_cpu_*.so
 
 clean:
 	rm -rf $(VENV) $(VENV)-core build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 """The native CPU engine from Python: memory, packed weights, recorded programs, sampling. Imports numpy, never torch.
 
-A `Runtime` is one variant of the kernels (portable, avx2, avx512, avx512bf16, amx, neon) and a pool of threads. A
-`Program` is recorded once, op by op, and then run once per step by one call that holds no GIL:
+A `Runtime` is one variant of the kernels (portable, avx2, avx512, avx512bf16, amx, neon, neondot) and a pool of
+threads. A `Program` is recorded once, op by op, and then run once per step by one call that holds no GIL:
 
     runtime = Runtime(threads=2)
     table = runtime.pack([embedding_tensor], "bfloat16")

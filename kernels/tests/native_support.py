@@ -19,7 +19,7 @@ from paged_kernels.native import DTYPES, ITEM_BYTES, PackedWeight, Runtime, avai
 Array = npt.NDArray[Any]
 
 INCLUDE = Path(__file__).parents[1] / "include" / "paged"
-ALL_ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx", "neon")
+ALL_ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "neondot")
 GUARD = 64
 """Bytes before and after every guarded array."""
 

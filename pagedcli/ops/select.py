@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedcli.errors import ConfigError, MissingDependencyError
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from pagedcli.ops.native_ops import NativeOps
 
 BACKENDS = ("native", "torch")
-_INT8_VARIANTS = ("amx", "avx512bf16", "neon")
+_INT8_VARIANTS = ("amx", "avx512bf16", "neondot")
 _DRIVERS = ("libcuda.so.1", "nvcuda.dll")
 
 
@@ -82,21 +80,7 @@ def has_int8_dot() -> bool:
     require_native()
     from paged_kernels.native import Runtime
 
-    return Runtime(1).isa in _INT8_VARIANTS and (
-        platform.machine() != "aarch64" or "asimddp" in _cpu_features()
-    )
-
-
-def _cpu_features() -> set[str]:
-    """What /proc/cpuinfo lists; nothing where there is none."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    lines = (line.partition(":") for line in text.splitlines())
-    return next(
-        (set(value.split()) for key, _, value in lines if key.strip() in ("flags", "Features")), set()
-    )
+    return Runtime(1).isa in _INT8_VARIANTS
 
 
 def require_native() -> None:

@@ -126,9 +126,7 @@ PyObject* record_quantized_linear(PyObject* self, PyObject* const* values, Py_ss
     object.keep(arguments.object(2));
     keep_weight(object, arguments, 6);
     if (out >= 0) {
-        object.program.quantized_linear_into(
-            x, packed.weight, packed.columns, bias, kind, out, arguments.integer(4)
-        );
+        object.program.quantized_linear_into(x, packed.weight, packed.columns, bias, kind, out, arguments.integer(4));
     } else {
         out = object.program.quantized_linear(x, packed.weight, packed.columns, bias, arguments.truth(5), kind);
     }

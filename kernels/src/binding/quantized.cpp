@@ -78,9 +78,8 @@ PyObject* pack_quantized(PyObject* self, PyObject* const* values, Py_ssize_t cou
     params.source_scales = scales.contiguous("scales").data<float>();
     params.source_zeros = zeros.contiguous("zeros").data<void>();
     require(
-        params.row_offset >= 0 && params.row_offset + params.rows <= weight.out_features &&
-            params.in_features >= 1 && (params.columns != nullptr || params.in_features <= weight.depth) &&
-            params.groups <= params.packed_groups,
+        params.row_offset >= 0 && params.row_offset + params.rows <= weight.out_features && params.in_features >= 1 &&
+            (params.columns != nullptr || params.in_features <= weight.depth) && params.groups <= params.packed_groups,
         "rows " + std::to_string(params.row_offset) + " to " + std::to_string(params.row_offset + params.rows) +
             " do not fit a quantized weight of " + std::to_string(weight.out_features)
     );

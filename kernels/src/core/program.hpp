@@ -69,7 +69,7 @@ struct Op {
     bool gated = false;
     Heads heads = {0, 0, 0};
     Cache cache = {nullptr, nullptr, 0, 0};
-    bool partial = false;    // a linear that writes only columns [column, column + size) of its output
+    bool partial = false;  // a linear that writes only columns [column, column + size) of its output
     int64_t column = 0;
     PagedQuantizedWeight quantized = {nullptr, nullptr, nullptr, 0, 0, 0, 0, 0, 0};
     const int32_t* columns = nullptr;  // of a weight with its own order of input features
@@ -104,8 +104,8 @@ public:
         int32_t row_kind
     );
     void quantized_linear_into(
-        int x, const PagedQuantizedWeight& weight, const int32_t* columns, const float* bias, int32_t row_kind,
-        int out, int64_t column
+        int x, const PagedQuantizedWeight& weight, const int32_t* columns, const float* bias, int32_t row_kind, int out,
+        int64_t column
     );
     int quantized_embedding(const PagedQuantizedWeight& table, int64_t hidden_size);
     int rope(int qkv, const Heads& heads, const Op& angles, const Cache& cache);

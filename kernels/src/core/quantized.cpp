@@ -53,9 +53,7 @@ int Program::prepare_rows(int x, const PagedQuantizedWeight& weight, const int32
 }
 
 Op Program::quantized_op(int x, const PagedQuantizedWeight& weight, const int32_t* columns, int32_t row_kind) {
-    require(
-        row_kind >= PAGED_ROW_F32 && row_kind <= PAGED_ROW_INT8, "rows are float32, bfloat16 or int8: 0, 1 or 2"
-    );
+    require(row_kind >= PAGED_ROW_F32 && row_kind <= PAGED_ROW_INT8, "rows are float32, bfloat16 or int8: 0, 1 or 2");
     const Value value = at(x);
     require(
         columns != nullptr || (value.features <= weight.depth && value.features > weight.depth - PAGED_QUANTIZED_K),
@@ -160,18 +158,9 @@ void Program::resolve_quantized(const Op& op, const Batch& batch) {
         };
     } else if (op.kind == OpKind::quantized_linear) {
         push(table_.quantized_linear).quantized_linear = {
-            data(in),
-            &op.quantized,
-            op.bias,
-            other < 0 ? nullptr : data(other),
-            part(op),
-            rows,
-            row_bytes(in),
-            other < 0 ? 0 : stride(other),
-            stride(out),
-            op.row_kind,
-            at(out).dtype,
-            op.gated,
+            data(in),      &op.quantized, op.bias,       other < 0 ? nullptr : data(other),
+            part(op),      rows,          row_bytes(in), other < 0 ? 0 : stride(other),
+            stride(out),   op.row_kind,   at(out).dtype, op.gated,
             op.activation,
         };
     } else {

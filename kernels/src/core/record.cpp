@@ -256,8 +256,8 @@ void Program::fuse_residual() {
     const std::vector<int> counts = uses();
     for (size_t index = 1; index < ops_.size(); index++) {
         Op &before = ops_[index - 1], &op = ops_[index];
-        const bool fits = op.kind == OpKind::norm && op.inputs[1] >= 0 && whole_linear(before) &&
-                          !before.gated && before.outputs[0] == op.inputs[0] && op.inputs[1] != op.inputs[0] &&
+        const bool fits = op.kind == OpKind::norm && op.inputs[1] >= 0 && whole_linear(before) && !before.gated &&
+                          before.outputs[0] == op.inputs[0] && op.inputs[1] != op.inputs[0] &&
                           counts[static_cast<size_t>(op.inputs[0])] == 1 && at(op.inputs[0]).dtype == dtype_;
         if (fits) {
             before.inputs[1] = op.inputs[1];
@@ -344,8 +344,17 @@ int Program::take_slot(const Value& value, std::vector<int>& free) {
 }
 
 std::string Program::describe() const {
-    static const char* const names[] = {"embedding", "norm", "linear", "rope", "attention", "gated", "add", "select",
-                                        "prepare", "quantized_linear", "quantized_embedding"};
+    static const char* const names[] = {"embedding",
+                                        "norm",
+                                        "linear",
+                                        "rope",
+                                        "attention",
+                                        "gated",
+                                        "add",
+                                        "select",
+                                        "prepare",
+                                        "quantized_linear",
+                                        "quantized_embedding"};
     std::ostringstream out;
     for (const Op& op : ops_) {
         out << names[static_cast<int>(op.kind)] << (op.gated ? "+gated" : "");

@@ -67,11 +67,16 @@ std::vector<std::pair<const char*, double>> Program::time_calls(const Batch& bat
 
 const char* Program::name_of(const Call& call) const {
     const std::pair<const PagedKernel*, const char*> names[] = {
-        {&table_.embedding, "embedding"}, {&table_.norm, "norm"},
-        {&table_.linear, "linear"},       {&table_.rope, "rope"},
-        {&table_.attention, "attention"}, {&table_.attention_join, "attention_join"},
-        {&table_.gated, "gated"},         {&table_.add, "add"},
-        {&table_.select, "select"},       {&table_.prepare, "prepare"},
+        {&table_.embedding, "embedding"},
+        {&table_.norm, "norm"},
+        {&table_.linear, "linear"},
+        {&table_.rope, "rope"},
+        {&table_.attention, "attention"},
+        {&table_.attention_join, "attention_join"},
+        {&table_.gated, "gated"},
+        {&table_.add, "add"},
+        {&table_.select, "select"},
+        {&table_.prepare, "prepare"},
         {&table_.quantized_linear, "quantized_linear"},
         {&table_.quantized_embedding, "quantized_embedding"},
     };

@@ -108,7 +108,8 @@ PAGED_INLINE I16 dot4(I16 sum, I16 line, int32_t x) {
     std::memcpy(four, &x, 4);
     unroll<PARTS>([&](auto i) {
         unroll<4>([&](auto j) {
-            sum.v[i] += reinterpret_cast<Ints>((reinterpret_cast<Words>(line.v[i]) >> (8 * j)) & 255u) * int32_t{four[j]};
+            sum.v[i] +=
+                reinterpret_cast<Ints>((reinterpret_cast<Words>(line.v[i]) >> (8 * j)) & 255u) * int32_t{four[j]};
         });
     });
 #endif
@@ -218,7 +219,8 @@ PAGED_INLINE void store_pairs(bf16* to, F16 first, F16 second) {
     std::memcpy(low, &first, 64);
     std::memcpy(high, &second, 64);
     for (int lane = 0; lane < 16; lane++) {
-        const uint32_t a = low[lane] + 0x7fffu + (low[lane] >> 16 & 1), b = high[lane] + 0x7fffu + (high[lane] >> 16 & 1);
+        const uint32_t a = low[lane] + 0x7fffu + (low[lane] >> 16 & 1),
+                       b = high[lane] + 0x7fffu + (high[lane] >> 16 & 1);
         low[lane] = a >> 16 | (b & 0xffff0000u);
     }
     std::memcpy(to, low, 64);

@@ -6,9 +6,8 @@
 //   other rows     the blocks are dequantized into the second cache and multiplied as dense ones
 //
 // For int8 rows all ways give the same bits: a block's sum is a whole number, scaled and added in one order.
-#include "codes.hpp"
+#include "code_product.hpp"
 #include "math.hpp"
-#include "product.hpp"
 #include "tables.hpp"
 
 #if defined(PAGED_HAS_AMX)
@@ -20,21 +19,7 @@ namespace {
 
 // So few rows are one group: what counts is that each weight is read once.
 constexpr int64_t FEW_ROWS = 64;
-constexpr int64_t SUMS_STRIDE = 16 * MAX_BLOCKS;
 constexpr int64_t FEW_CLAIMS = 12;
-constexpr int64_t CODES_AHEAD = 2048;  // bytes
-
-// Rows and blocks of one inner loop with int8 rows.
-#if defined(PAGED_SIMD_AVX512)
-constexpr int CODE_ROWS = 6;
-constexpr int code_blocks(int rows) { return rows == 1 ? 4 : 2; }
-#elif defined(PAGED_SIMD_PORTABLE)
-constexpr int CODE_ROWS = 2;
-constexpr int code_blocks(int) { return 1; }
-#else
-constexpr int CODE_ROWS = 4;
-constexpr int code_blocks(int rows) { return rows == 1 ? 2 : 1; }
-#endif
 
 #if defined(PAGED_HAS_AMX)
 constexpr int64_t INT8_GROUP_ROWS = 256;
@@ -74,95 +59,6 @@ int64_t grain(const PagedQuantizedLinear& p) {
 
 // ---- int8 rows
 
-// Features [k, k + 32 / Bits) of M rows and B blocks.
-template <int Bits, int M, int B>
-PAGED_INLINE void code_step(
-    I16 (&sums)[M][B], const char* x, int64_t x_stride, const uint8_t* const (&codes)[B], int64_t k
-) {
-    I16 lines[B];
-    unroll<B>([&](auto b) {
-        lines[b] = load_words(codes[b] + k * (2 * Bits));
-        if constexpr (M == 1) {
-            __builtin_prefetch(codes[b] + k * (2 * Bits) + CODES_AHEAD);
-        }
-    });
-    auto add = [&](int64_t offset, const I16 (&bytes)[B]) {
-        unroll<M>([&](auto m) {
-            int32_t quad;
-            std::memcpy(&quad, x + m * x_stride + k + offset, 4);
-            unroll<B>([&](auto b) {
-                sums[m][b] = Bits == 4 ? dot4(sums[m][b], bytes[b], quad) : dot4_bytes(sums[m][b], bytes[b], quad);
-            });
-        });
-    };
-    if constexpr (Bits == 4) {
-        I16 nibbles[B];
-        unroll<B>([&](auto b) { nibbles[b] = low_nibbles(lines[b]); });
-        add(0, nibbles);
-        unroll<B>([&](auto b) { nibbles[b] = high_nibbles(lines[b]); });
-        add(4, nibbles);
-    } else {
-        add(0, lines);
-    }
-}
-
-// M rows times B blocks; out [M][SUMS_STRIDE].
-template <int Bits, int M, int B>
-PAGED_OUTLINE void multiply_codes(
-    const PagedQuantizedWeight& w, const Grid& grid, const char* x, int64_t x_stride, const Column* columns, float* out
-) {
-    F16 totals[M][B];
-    unroll<M>([&](auto m) { unroll<B>([&](auto b) { totals[m][b] = zero(); }); });
-    const uint8_t* codes[B];
-    unroll<B>([&](auto b) { codes[b] = columns[b].codes; });
-    const float* scales[M];
-    unroll<M>([&](auto m) { scales[m] = reinterpret_cast<const float*>(x + m * x_stride + grid.depth); });
-    const int64_t blocks = grid.blocks();
-    grid.each([&](int64_t block, int64_t group, int64_t first, int64_t last) {
-        I16 sums[M][B];
-        unroll<M>([&](auto m) { unroll<B>([&](auto b) { sums[m][b] = zero_words(); }); });
-        for (int64_t k = first; k < last; k += 32 / Bits) {
-            code_step<Bits, M, B>(sums, x, x_stride, codes, k);
-        }
-        unroll<B>([&](auto b) {
-            const F16 scale = columns[b].scale(group);
-            if (w.float_offsets) {
-                const F16 offset = columns[b].offset(group);
-                unroll<M>([&](auto m) {
-                    const float row_scale = scales[m][block], row_sum = scales[m][blocks + block];
-                    const F16 total = fma(to_floats(sums[m][b]), scale * set1(row_scale), totals[m][b]);
-                    totals[m][b] = fma(offset, set1(row_scale * row_sum), total);
-                });
-            } else {
-                const F16 minus = zero() - columns[b].zero(group);
-                unroll<M>([&](auto m) {
-                    // Whole numbers below 2^24: no rounding.
-                    const F16 sum = fma(minus, set1(scales[m][blocks + block]), to_floats(sums[m][b]));
-                    totals[m][b] = fma(sum, scale * set1(scales[m][block]), totals[m][b]);
-                });
-            }
-        });
-    });
-    unroll<M>([&](auto m) { unroll<B>([&](auto b) { store(out + m * SUMS_STRIDE + 16 * b, totals[m][b]); }); });
-}
-
-template <int Bits, int M>
-void multiply_code_rows(
-    const PagedQuantizedWeight& w, const Grid& grid, const char* x, int64_t x_stride, const Column* columns, int count,
-    float* out
-) {
-    constexpr int most = code_blocks(M);
-    int b = 0;
-    for (; b + most <= count; b += most) {
-        multiply_codes<Bits, M, most>(w, grid, x, x_stride, columns + b, out + 16 * b);
-    }
-    if constexpr (most > 1) {
-        for (; b < count; b++) {
-            multiply_codes<Bits, M, 1>(w, grid, x, x_stride, columns + b, out + 16 * b);
-        }
-    }
-}
-
 // Some blocks times int8 rows, a few at a time; `take(sums, row, rows)` gets their sums.
 template <int Bits, class Take>
 void multiply_int8(
@@ -174,9 +70,7 @@ void multiply_int8(
         const int64_t some = least(CODE_ROWS, rows - r);
         unroll<CODE_ROWS>([&](auto m) {
             if (some == m + 1) {
-                multiply_code_rows<Bits, m + 1>(
-                    *p.weight, grid, x + r * p.x_stride, p.x_stride, columns, count, sums
-                );
+                multiply_code_rows<Bits, m + 1>(*p.weight, grid, x + r * p.x_stride, p.x_stride, columns, count, sums);
             }
         });
         take(sums, r, some);
@@ -190,7 +84,9 @@ PAGED_INLINE void place_pair(float* block, int64_t k, F16 first, F16 second) {
     store(block + 16 * k, first);
     store(block + 16 * k + 16, second);
 }
-PAGED_INLINE void place_pair(bf16* block, int64_t k, F16 first, F16 second) { store_pairs(block + 16 * k, first, second); }
+PAGED_INLINE void place_pair(bf16* block, int64_t k, F16 first, F16 second) {
+    store_pairs(block + 16 * k, first, second);
+}
 
 // Sixteen outputs as a dense packed block (include/paged/types.h): (code - zero) * scale or code * scale + offset, in
 // float, as they were written down.
@@ -251,15 +147,19 @@ void multiply_dense(
 
 // ---- results
 
-// One row's sums of `count` blocks from `block` on: bias, residual or gate, rounding.
+// One row's sums of `count` blocks from `block` on: bias, residual or gate, rounding. Sums of gate and up alternate
+// block by block, or all ups are behind the gates.
 template <class Out, bool Gated>
-void finish_row(const PagedQuantizedLinear& p, const float* sums, int64_t row, int64_t block, int count) {
+void finish_row(
+    const PagedQuantizedLinear& p, const float* sums, int64_t row, int64_t block, int count, bool alternate = false
+) {
     const int64_t outputs = p.weight->out_features, column = 16 * block;
     Out* out = static_cast<Out*>(p.out) + row * p.out_stride + column;
     const float* bias = p.bias == nullptr ? nullptr : p.bias + column;
     if constexpr (Gated) {
         for (int b = 0; b < count; b++) {
-            F16 gate = load(sums + 16 * b), up = load(sums + 16 * (count + b));
+            F16 gate = load(sums + 16 * (alternate ? 2 * b : b));
+            F16 up = load(sums + 16 * (alternate ? 2 * b + 1 : count + b));
             if (bias != nullptr) {
                 gate = gate + load(bias + 16 * b);
                 up = up + load(bias + outputs / 2 + 16 * b);
@@ -331,7 +231,7 @@ void run_part(
 // Some blocks, as bytes for tiles; of a fused gate and up, the blocks of both.
 struct Panels {
     Column columns[TILE_BLOCKS];
-    const void* codes[TILE_BLOCKS];
+    const char* codes[TILE_BLOCKS];
 };
 
 template <int Bits, bool Gated>
@@ -343,11 +243,11 @@ void take_panels(
         // Gate and up alternate, so that a step's blocks are neighbours.
         const int64_t at = block + b / halves + (b % halves == 1 ? up : 0);
         panels.columns[b] = Column(*p.weight, grid, at);
-        panels.codes[b] = panels.columns[b].codes;
+        panels.codes[b] = reinterpret_cast<const char*>(panels.columns[b].codes);
         if constexpr (Bits == 4) {
             auto* bytes = room.take<int8_t>(16 * grid.depth);
             unpack_codes(*p.weight, grid, panels.columns[b], bytes);
-            panels.codes[b] = bytes;
+            panels.codes[b] = reinterpret_cast<const char*>(bytes);
         }
     }
 }
@@ -366,7 +266,7 @@ void run_tiles(
     const int64_t chunk = most(step, least(fits, TILE_BLOCKS / halves));
     Scratch room(scratch);
     float* sums = room.take<float>(32 * SUMS_STRIDE);
-    auto* products = room.take<BlockSums>(2);
+    auto* products = room.take<BlockSums>(TILE_SUMS);
     const int64_t scales = 16 * round_up(grid.blocks(), 16);
     const TileRows tiles[2] = {
         {room.take<float>(scales), room.take<float>(scales)}, {room.take<float>(scales), room.take<float>(scales)}};
@@ -376,29 +276,28 @@ void run_tiles(
         const int count = static_cast<int>(least(chunk, last - begin));
         take_panels<Bits, Gated>(p, grid, l.blocks, begin, count, room, panels);
         for (int64_t r = 0; r < rows; r += 32) {
-            const int64_t some = least(32, rows - r);
-            for (int64_t t = 0; 16 * t < some; t++) {
-                const char* from = x + (r + 16 * t) * p.x_stride;
+            const int some = static_cast<int>(least(32, rows - r));
+            const char* from = x + r * p.x_stride;
+            shapes.set(some);
+            for (int t = 0; 16 * t < some; t++) {
                 const int here = static_cast<int>(least(16, some - 16 * t));
-                tiles[t].take(grid, from, p.x_stride, here, Bits == 8 || w.float_offsets);
+                tiles[t].take(grid, from + 16 * t * p.x_stride, p.x_stride, here, Bits == 8 || w.float_offsets);
             }
+            const auto multiply = some > 16 ? multiply_columns<Bits, true> : multiply_columns<Bits, false>;
             for (int b = 0; b < count; b += step) {
                 const int now = static_cast<int>(least(step, count - b));
-                for (int c = 0; c < now * halves; c++) {
-                    // Gates first, then ups, as rows are finished.
-                    const int at = b * halves + (Gated ? c % now * 2 + c / now : c);
-                    for (int64_t t = 0; 16 * t < some; t++) {
-                        const int here = static_cast<int>(least(16, some - 16 * t));
-                        shapes.set(here);
-                        multiply_column<Bits>(
-                            w, grid, shapes.width(), x + (r + 16 * t) * p.x_stride, p.x_stride, here, tiles[t],
-                            panels.columns[at], panels.codes[at], products, sums + 16 * t * SUMS_STRIDE + 16 * c,
-                            SUMS_STRIDE
-                        );
-                    }
+                for (int c = 0; c < now * halves; c += 2) {
+                    // An odd last block is multiplied twice.
+                    const int left = b * halves + c, right = c + 1 < now * halves ? left + 1 : left;
+                    const Column* const columns[2] = {&panels.columns[left], &panels.columns[right]};
+                    const char* const codes[2] = {panels.codes[left], panels.codes[right]};
+                    multiply(
+                        w, grid, shapes.width(), from, p.x_stride, tiles, columns, codes, products, sums + 16 * c,
+                        SUMS_STRIDE
+                    );
                 }
-                for (int64_t m = 0; m < some; m++) {
-                    finish_row<Out, Gated>(p, sums + m * SUMS_STRIDE, row + r + m, begin + b, now);
+                for (int m = 0; m < some; m++) {
+                    finish_row<Out, Gated>(p, sums + m * SUMS_STRIDE, row + r + m, begin + b, now, true);
                 }
             }
         }

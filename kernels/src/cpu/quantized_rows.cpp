@@ -25,6 +25,37 @@ constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
 // A block of smaller numbers is all zeros.
 constexpr float LEAST = 1e-30f;
 
+// Floats without their signs, as whole numbers: in the same order, and those that are not finite are the largest.
+PAGED_INLINE I16 max_size(I16 most, F16 value) {
+#if defined(PAGED_SIMD_AVX512)
+    const __m512i size = _mm512_and_si512(_mm512_castps_si512(value.v), _mm512_set1_epi32(0x7fffffff));
+    return {_mm512_max_epi32(most.v, size)};
+#else
+    unroll<PARTS>([&](auto i) {
+        const Ints size = reinterpret_cast<Ints>(value.v[i]) & 0x7fffffff;
+        most.v[i] = most.v[i] > size ? most.v[i] : size;
+    });
+    return most;
+#endif
+}
+
+PAGED_INLINE float largest_size(I16 sizes) {
+    int32_t bits;
+#if defined(PAGED_SIMD_AVX512)
+    bits = _mm512_reduce_max_epi32(sizes.v);
+#else
+    int32_t lanes[16];
+    store_words(lanes, sizes);
+    bits = 0;
+    for (const int32_t lane : lanes) {
+        bits = bits > lane ? bits : lane;
+    }
+#endif
+    float size;
+    std::memcpy(&size, &bits, 4);
+    return size;
+}
+
 PAGED_INLINE void store_low_bytes(int8_t* to, F16 a) {
 #if defined(PAGED_SIMD_AVX512)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_castps_si512(a.v)));
@@ -38,14 +69,13 @@ PAGED_INLINE void store_low_bytes(int8_t* to, F16 a) {
 }
 
 // One block: x = scale * q up to half a scale. Numbers that are not finite make the scale NaN.
-void quantize_block(const float* x, int64_t count, int8_t* q, float* scale, float* sum) {
-    F16 largest = zero(), poison = zero();
+template <class T>
+void quantize_block(const T* x, int64_t count, int8_t* q, float* scale, float* sum) {
+    I16 sizes = zero_words();
     for (int64_t k = 0; k < count; k += 16) {
-        const F16 value = load(x + k);
-        largest = max(largest, max(value, zero() - value));
-        poison = poison + value * zero();
+        sizes = max_size(sizes, load(x + k));
     }
-    const float most = max_lanes(largest);
+    const float most = largest_size(sizes);
     const F16 factor = set1(most < LEAST ? 0.0f : 127.0f / most);
     F16 total = zero();
     for (int64_t k = 0; k < count; k += 16) {
@@ -53,11 +83,12 @@ void quantize_block(const float* x, int64_t count, int8_t* q, float* scale, floa
         store_low_bytes(q + k, shifted);
         total = total + (shifted - set1(MAGIC));
     }
-    *scale = (most < LEAST ? 0.0f : most / 127.0f) + sum_lanes(poison);
+    *scale = most < LEAST ? 0.0f : most < INFINITY ? most / 127.0f : NAN;
     *sum = sum_lanes(total);
 }
 
-void quantize_row(const PagedPrepare& p, const float* x, char* out) {
+template <class T>
+void quantize_row(const PagedPrepare& p, const T* x, char* out) {
     const Grid grid(p.depth, p.group_size);
     auto* q = reinterpret_cast<int8_t*>(out);
     auto* scales = reinterpret_cast<float*>(out + p.depth);
@@ -75,8 +106,8 @@ void prepare_row(const PagedPrepare& p, int64_t row, float* room) {
         arrange(p, x, reinterpret_cast<float*>(out));
     } else if (p.kind == PAGED_ROW_BF16) {
         arrange(p, x, reinterpret_cast<bf16*>(out));
-    } else if (sizeof(T) == 4 && p.columns == nullptr && p.depth == p.in_features) {
-        quantize_row(p, reinterpret_cast<const float*>(x), out);
+    } else if (p.columns == nullptr && p.depth == p.in_features) {
+        quantize_row(p, x, out);
     } else {
         arrange(p, x, room);
         quantize_row(p, room, out);
@@ -140,9 +171,7 @@ void embedding(const PagedQuantizedEmbedding& p, int64_t first, int64_t last, vo
 
 // ---- packing
 
-int64_t pack_items(const PagedQuantizedPack& p) {
-    return round_up(p.row_offset + p.rows, 16) / 16 - p.row_offset / 16;
-}
+int64_t pack_items(const PagedQuantizedPack& p) { return round_up(p.row_offset + p.rows, 16) / 16 - p.row_offset / 16; }
 int64_t pack_grain(const PagedQuantizedPack&) { return 1; }
 
 void pack_codes(const PagedQuantizedPack& p, int64_t row, const uint8_t* from) {
@@ -158,7 +187,8 @@ void pack_codes(const PagedQuantizedPack& p, int64_t row, const uint8_t* from) {
             codes[k / 4 * 64 + k % 4] = from[source];
         } else {
             uint8_t& both = codes[k / 8 * 64 + k % 4];
-            both = static_cast<uint8_t>(k % 8 < 4 ? (both & 0xf0) | (from[source] & 15) : (both & 15) | from[source] << 4);
+            both =
+                static_cast<uint8_t>(k % 8 < 4 ? (both & 0xf0) | (from[source] & 15) : (both & 15) | from[source] << 4);
         }
     }
 }
@@ -207,8 +237,7 @@ void pack(const PagedQuantizedPack& p, int64_t first, int64_t last, void*) {
 }  // namespace
 
 const PagedKernel PREPARE = kernel<PagedPrepare, prepare_items, prepare_grain, prepare>();
-const PagedKernel QUANTIZED_EMBEDDING =
-    kernel<PagedQuantizedEmbedding, embedding_items, embedding_grain, embedding>();
+const PagedKernel QUANTIZED_EMBEDDING = kernel<PagedQuantizedEmbedding, embedding_items, embedding_grain, embedding>();
 const PagedKernel QUANTIZED_PACK = kernel<PagedQuantizedPack, pack_items, pack_grain, pack>();
 
 }  // namespace paged::PAGED_VARIANT
