@@ -31,7 +31,7 @@ from pagedcli.ops.weights import RopeTable
 from pagedcli.quant.linears import LayerQuantizer
 from pagedcli.quant.options import LayerResult, Progress, QuantizeEvent, QuantizePlan
 from pagedcli.quant.source import Source, check_finite
-from pagedcli.quant.stream import CalibrationOps, Stream, embedded
+from pagedcli.quant.stream import CalibrationOps, Stream, embedded, product_dtype
 from pagedcli.quant.work import WorkFolder, open_work
 from pagedcli.quant.workers import workers
 
@@ -151,7 +151,7 @@ class _Run:
         def make(index: int) -> tuple[LayerResult, list[Tensor]]:
             with workers(self.threads) as pool:
                 quantizer = self._quantizer(index, pool)
-                ops = CalibrationOps(source.tensor, quantizer.linear, pool)
+                ops = CalibrationOps(source.tensor, quantizer.linear, pool, product_dtype(spec.dtype))
                 hidden = _run_layer(decoder, index, ops, Stream(running.pop(), len(lengths)), rope).all(pool)
             running.append(hidden)
             return _result(index, quantizer), hidden

@@ -16,6 +16,7 @@ from pagedcli.quant.linears import LayerQuantizer
 from pagedcli.quant.memory import BASE_BYTES
 from pagedcli.quant.options import QuantizeEvent, QuantizeOptions
 from pagedcli.quant.plan import plan_quantization
+from pagedcli.quant.stream import product_dtype
 from tests.cpu.quant.quant_support import (
     SMALL,
     MakeModel,
@@ -116,11 +117,30 @@ def test_better_than_rounding(method: str, tiny_checkpoint: MakeModel, tmp_path:
     assert errors[method] < 0.95 * errors["rtn"]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_products_in_bfloat16_stay_near(family: str, tiny_checkpoint: MakeModel, tmp_path: Path) -> None:
+    model, samples = tiny_checkpoint(family, dtype="bfloat16", **SMALL), some_samples()
+    results = run(model, tmp_path / "work", METHODS["gptq"])
+    expected = torch.cat(last_hidden(transformers_model(model, results), samples))
+    found = torch.cat(pipeline_hidden(tmp_path / "work", 2, [len(sample) for sample in samples]))
+    exact = torch.cat(last_hidden(transformers_model(model, []), samples))
+    error = float((found - expected).norm())
+    assert error < 0.15 * float((expected - exact).norm())  # what 4 bits cost
+
+
+def test_products_are_float32_unless_the_model_is_bfloat16() -> None:
+    assert product_dtype("float32") == product_dtype("float16") == torch.float32
+    assert product_dtype("bfloat16") in (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("method", [*METHODS, "rtn"])
-def test_threads_do_not_change_a_byte(method: str, tiny_checkpoint: MakeModel, tmp_path: Path) -> None:
+def test_threads_do_not_change_a_byte(
+    method: str, dtype: str, tiny_checkpoint: MakeModel, tmp_path: Path
+) -> None:
     # Wide enough that every product is cut into several tasks.
     sizes = SMALL | {"hidden_size": 320, "intermediate_size": 1120, "num_attention_heads": 20}
-    model = tiny_checkpoint("llama", **sizes, num_hidden_layers=1)
+    model = tiny_checkpoint("llama", dtype=dtype, **sizes, num_hidden_layers=1)
     options = METHODS.get(method) or QuantizeOptions("rtn", group_size=32)
     before = torch.get_num_threads()
     digests = []
