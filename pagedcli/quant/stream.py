@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -162,7 +162,9 @@ def product_dtype(stored: str) -> torch.dtype:
 
     Such a model runs in bfloat16 in the end, and its roundings are a hundredth of the errors of 4-bit weights.
     """
-    known = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch that will do
+    known: dict[str, Any] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # newer than the oldest torch that will do
     has_products = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
     return torch.bfloat16 if stored == "bfloat16" and has_products else torch.float32
 
