@@ -8,7 +8,7 @@ TOOLS = build/tools
 export PATH := $(PATH):$(CURDIR)/$(TOOLS)/bin
 C_FILES = $(wildcard kernels/*/*.[ch] kernels/*/*.[ch]pp kernels/*/*/*.[ch] kernels/*/*/*.[ch]pp)
 
-.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-cpu bench-serve wheel wheel-check native native-bench native-sanitize native-arm clean
+.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-cpu bench-serve interop wheel wheel-check native native-bench native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -71,6 +71,9 @@ soak: $(STAMP)   ## the server under 64 clients for two minutes
 
 gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTHON), needs no network
 	$(PYTHON) tools/gpu_check.py
+
+interop: $(STAMP)  ## other packages read what paged writes, each in an environment of its own; writes build/interop.json
+	$(BIN)/python tools/interop/read_ours.py
 
 bench: $(STAMP)  ## batching and KV allocation compared on the real model; writes build/bench-batching.json
 	mkdir -p build

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pagedcli.errors import ConfigError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+ActivationName = Literal["auto", "int8", "bf16", "float32"]
+QuantizationName = Literal["awq", "gptq"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 BackendName = Literal["auto", "native", "torch"]
 PolicyName = Literal["fcfs", "priority", "shortest", "longest-prefix"]
@@ -41,7 +43,16 @@ class ModelConfig:
     """Section `[model]`: what is loaded and how its weights are represented."""
 
     model: str | None = setting(None, "Folder, GGUF file or hub id; none: SmolLM2-135M-Instruct.")
-    dtype: DTypeName = setting("auto", "Weights and activations; auto: as stored.")
+    dtype: DTypeName = setting(
+        "auto", "Weights and activations; auto: as stored. Given, it dequantizes a GGUF file."
+    )
+    quantization: QuantizationName | None = setting(
+        None, "awq or gptq: what the checkpoint must be; none: whatever it is."
+    )
+    activation: ActivationName = setting(
+        "auto",
+        "Inputs of quantized linears: int8, bf16, float32; auto: int8 for 4 bits where the CPU has it, else dtype.",
+    )
     max_model_len: int | None = setting(
         None, "Longest sequence, prompt and output; auto: the model's, at most what the pool holds.", "tokens"
     )

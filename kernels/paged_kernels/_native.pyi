@@ -47,6 +47,9 @@ class Runtime:
         source_dtype: int,
         order: _Readable | None,
     ) -> None: ...
+    def pack_quantized(self, *arguments: Any) -> None:
+        """A weight's ten arguments (`QuantizedWeight.arguments`), row_offset, in_features, codes, scales, zeros."""
+
     def copy_blocks(
         self, pool: Buffer, planes: int, num_blocks: int, block_bytes: int, copies: _Readable
     ) -> None: ...
@@ -86,6 +89,23 @@ class Program:
     def linear(
         self, x: int, weight: Buffer, out_features: int, bias: Buffer | None, float32_out: bool
     ) -> int: ...
+    def allocate(self, x: int, features: int, float32_out: bool) -> int: ...
+    def linear_into(
+        self, x: int, weight: Buffer, out_features: int, bias: Buffer | None, out: int, column: int
+    ) -> None: ...
+    def quantized_linear(
+        self,
+        x: int,
+        row_kind: int,
+        bias: Buffer | None,
+        out: int,
+        column: int,
+        float32_out: bool,
+        *weight: Any,
+    ) -> int:
+        """`out`: the value whose columns are written, or -1; `weight`: `QuantizedWeight.arguments`."""
+
+    def quantized_embedding(self, hidden_size: int, *weight: Any) -> int: ...
     def rope(
         self,
         qkv: int,

@@ -1,7 +1,7 @@
 """The native CPU engine from Python: memory, packed weights, recorded programs, sampling. Imports numpy, never torch.
 
-A `Runtime` is one variant of the kernels (portable, avx2, avx512, avx512bf16, amx, neon) and a pool of threads. A
-`Program` is recorded once, op by op, and then run once per step by one call that holds no GIL:
+A `Runtime` is one variant of the kernels (portable, avx2, avx512, avx512bf16, amx, neon, neondot) and a pool of
+threads. A `Program` is recorded once, op by op, and then run once per step by one call that holds no GIL:
 
     runtime = Runtime(threads=2)
     table = runtime.pack([embedding_tensor], "bfloat16")
@@ -34,6 +34,9 @@ except ImportError as error:  # the package was not built: say how, not only tha
     raise ImportError(
         "the native kernels are not built: run `pip install .` (needs a C++20 compiler), or `make native` in a checkout"
     ) from error
+
+from paged_kernels.quantized import ROW_KINDS, QuantizedWeight, StoredCodes
+from paged_kernels.quantized import pack as _pack_quantized
 
 Buffer = _native.Buffer
 NativeError = _native.Error
@@ -183,6 +186,10 @@ class Runtime:
             )
             offset += part.shape[0]
         return PackedWeight(buffer, rows, in_features, dtype)
+
+    def pack_quantized(self, parts: Sequence[StoredCodes]) -> QuantizedWeight:
+        """Pack quantized tensors one below the other; see `paged_kernels.quantized.alike`."""
+        return _pack_quantized(self._native, parts)
 
     def floats(self, parts: Sequence[StoredTensor], dtype: str) -> Buffer:
         """Vectors one after the other as float32, rounded to `dtype` before: norm weights and biases."""
@@ -381,8 +388,10 @@ class Program:
         self.runtime, self.dtype = runtime, dtype
         self._native = _native.Program(runtime._native, DTYPES[dtype], block_size)
 
-    def embedding(self, table: PackedWeight) -> int:
+    def embedding(self, table: PackedWeight | QuantizedWeight) -> int:
         """[num_tokens, hidden_size] of the step's token ids."""
+        if isinstance(table, QuantizedWeight):
+            return self._native.quantized_embedding(table.in_features, *table.arguments)
         return self._native.embedding(table.buffer, table.out_features, table.in_features)
 
     def rms_norm(self, x: int, weight: Buffer, eps: float) -> int:
@@ -400,6 +409,49 @@ class Program:
     def head(self, x: int, weight: PackedWeight, bias: Buffer | None = None) -> int:
         """As `linear`, the result in float32 without a rounding between."""
         return self._native.linear(x, weight.buffer, weight.out_features, bias, True)
+
+    def linear_quantized(
+        self,
+        x: int,
+        weight: QuantizedWeight,
+        bias: Buffer | None = None,
+        *,
+        activation: str = "int8",
+        float32_out: bool = False,
+    ) -> int:
+        """Row by row, x @ weight.T + bias; `finish` fuses it with gated and with a residual as it does `linear`.
+
+        Args:
+            x: [rows, in_features].
+            weight: Packed.
+            bias: [out_features] float32.
+            activation: What x is rounded to before: "int8" in blocks with a scale each, "bfloat16" (the weight is
+                then rounded too), or "float32".
+            float32_out: As `head`.
+        """
+        return self._native.quantized_linear(
+            x, ROW_KINDS[activation], bias, -1, 0, float32_out, *weight.arguments
+        )
+
+    def linear_segments(
+        self,
+        x: int,
+        segments: Sequence[tuple[PackedWeight | QuantizedWeight, Buffer | None]],
+        *,
+        activation: str = "int8",
+        float32_out: bool = False,
+    ) -> int:
+        """Outputs of several weights and their biases over one input, side by side in one value."""
+        features = sum(weight.out_features for weight, _ in segments)
+        out, column = self._native.allocate(x, features, float32_out), 0
+        for weight, bias in segments:
+            if isinstance(weight, QuantizedWeight):
+                kind = ROW_KINDS[activation]
+                self._native.quantized_linear(x, kind, bias, out, column, False, *weight.arguments)
+            else:
+                self._native.linear_into(x, weight.buffer, weight.out_features, bias, out, column)
+            column += weight.out_features
+        return out
 
     def rope_kv_write(
         self,

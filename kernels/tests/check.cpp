@@ -228,6 +228,133 @@ struct Checker {
         }
     }
 
+    // Codes in a heap block of exactly their size, with scales and zero points, and what they stand for.
+    struct Quantized {
+        std::unique_ptr<uint8_t[]> codes;
+        std::unique_ptr<uint16_t[]> halves;
+        std::unique_ptr<uint8_t[]> zeros;
+        std::unique_ptr<float[]> offsets;
+        PagedQuantizedWeight packed;
+        std::vector<double> weight;
+    };
+
+    Quantized quantize(int64_t outputs, int64_t depth, int32_t bits, int64_t group, bool float_offsets) const {
+        const int64_t padded = (depth + 63) / 64 * 64, blocks = (outputs + 15) / 16;
+        const int64_t groups = (depth + group - 1) / group, packed_groups = (padded + group - 1) / group;
+        const int64_t cells = blocks * 16 * packed_groups;
+        Quantized q;
+        q.codes = std::make_unique<uint8_t[]>(static_cast<size_t>(blocks * 16 * padded * bits / 8));
+        q.halves = std::make_unique<uint16_t[]>(static_cast<size_t>(cells));
+        q.zeros = std::make_unique<uint8_t[]>(static_cast<size_t>(float_offsets ? 0 : cells));
+        q.offsets = std::make_unique<float[]>(static_cast<size_t>(float_offsets ? cells : 0));
+        std::vector<uint8_t> codes(static_cast<size_t>(outputs * depth));
+        std::vector<uint8_t> zeros(static_cast<size_t>(outputs * groups));
+        std::vector<float> scales(zeros.size()), offsets(zeros.size());
+        Numbers numbers(21);
+        for (uint8_t& code : codes) {
+            code = static_cast<uint8_t>((numbers.next() + 1) * 0.49999 * (1 << bits));
+        }
+        for (size_t i = 0; i < zeros.size(); i++) {
+            zeros[i] = static_cast<uint8_t>((numbers.next() + 1) * 0.49999 * (1 << bits));
+            offsets[i] = static_cast<float>(numbers.next());
+            scales[i] = static_cast<float>(1 + static_cast<int>(i % 7)) / 256.0f;
+        }
+        q.weight.resize(codes.size());
+        for (size_t i = 0; i < codes.size(); i++) {
+            const auto row = static_cast<int64_t>(i) / depth, g = static_cast<int64_t>(i) % depth / group;
+            const auto at = static_cast<size_t>(row * groups + g);
+            const double scale = static_cast<double>(scales[at]);
+            q.weight[i] =
+                float_offsets ? codes[i] * scale + static_cast<double>(offsets[at]) : (codes[i] - zeros[at]) * scale;
+        }
+        void* other = float_offsets ? static_cast<void*>(q.offsets.get()) : q.zeros.get();
+        const void* stored = float_offsets ? static_cast<const void*>(offsets.data()) : zeros.data();
+        PagedQuantizedPack params{codes.data(),  scales.data(), stored, nullptr,      q.codes.get(), q.halves.get(),
+                                  other,         outputs,       0,      depth,        padded,        groups,
+                                  packed_groups, bits,          1,      float_offsets};
+        call(table.quantized_pack, &params);
+        q.packed = {q.codes.get(), q.halves.get(), other, outputs, padded, group, bits, 1, float_offsets};
+        return q;
+    }
+
+    Array quantized_linear(const Quantized& q, const Array& x, int64_t rows, int64_t depth, int32_t kind) const {
+        const int64_t padded = q.packed.depth, outputs = q.packed.out_features;
+        // Enough for the scales of blocks of 16.
+        const int64_t stride = kind == PAGED_ROW_INT8 ? padded + padded / 2 : padded * (kind == PAGED_ROW_F32 ? 4 : 2);
+        auto prepared = std::make_unique<char[]>(static_cast<size_t>(rows * stride));
+        PagedPrepare rows_in{x.data(), nullptr, prepared.get(), rows, depth, padded, q.packed.group_size,
+                             depth,    stride,  dtype,          kind};
+        call(table.prepare, &rows_in);
+        Array out(PAGED_F32, rows * outputs);
+        PagedQuantizedLinear params{};
+        params.x = prepared.get();
+        params.weight = &q.packed;
+        params.out = out.data();
+        params.rows = rows;
+        params.x_stride = stride;
+        params.out_stride = outputs;
+        params.kind = kind;
+        params.out_dtype = PAGED_F32;
+        call(table.quantized_linear, &params);
+        if (outputs % 32 == 0) {
+            Array gated(PAGED_F32, rows * outputs / 2);
+            params.out = gated.data();
+            params.out_stride = outputs / 2;
+            params.gated = 1;
+            call(table.quantized_linear, &params);
+        }
+        return out;
+    }
+
+    void check_quantized(int64_t rows, int64_t depth, int64_t outputs, int32_t bits, int64_t group, bool offsets)
+        const {
+        const Quantized q = quantize(outputs, depth, bits, group, offsets);
+        Array x(dtype, rows * depth);
+        x.fill(22);
+        for (int32_t kind : {PAGED_ROW_F32, PAGED_ROW_BF16, PAGED_ROW_INT8}) {
+            const Array out = quantized_linear(q, x, rows, depth, kind);
+            bool right = true;
+            for (int64_t r = 0; r < rows; r++) {
+                for (int64_t n = 0; n < outputs; n++) {
+                    double sum = 0, sizes = 0;
+                    for (int64_t k = 0; k < depth; k++) {
+                        const double weight = q.weight[static_cast<size_t>(n * depth + k)];
+                        sum += x.get(r * depth + k) * weight;
+                        sizes += std::abs(weight);
+                    }
+                    // Rows are at most 1: a step of int8 is 1 / 127, those of bfloat16 are smaller.
+                    const double unit = kind == PAGED_ROW_F32 ? 1e-4 : kind == PAGED_ROW_BF16 ? 1.0 / 128 : 0.51 / 127;
+                    right = right && std::abs(out.get(r * outputs + n) - sum) <= unit * sizes + 1e-4;
+                }
+            }
+            const std::string label = "quantized linear " + std::to_string(bits) + " bits, rows of kind " +
+                                      std::to_string(kind) + ", " + std::to_string(rows) + "x" + std::to_string(depth) +
+                                      "x" + std::to_string(outputs);
+            expect(right, name(label));
+            Array last(dtype, depth);
+            std::memcpy(last.data(), static_cast<char*>(x.data()) + x.bytes() - last.bytes(), last.bytes());
+            const Array alone = quantized_linear(q, last, 1, depth, kind);
+            expect(
+                std::memcmp(
+                    alone.data(), static_cast<char*>(out.data()) + out.bytes() - alone.bytes(), alone.bytes()
+                ) == 0,
+                name(label + ", a row alone")
+            );
+        }
+        const std::vector<int64_t> ids{0, outputs - 1};
+        Array rows_out(PAGED_F32, 2 * depth);
+        PagedQuantizedEmbedding read{&q.packed, ids.data(), rows_out.data(), 2, depth, depth, PAGED_F32};
+        call(table.quantized_embedding, &read);
+        bool right = true;
+        for (int64_t k = 0; k < depth; k++) {
+            right = right && std::abs(rows_out.get(k) - q.weight[static_cast<size_t>(k)]) <= 1e-5;
+            right =
+                right &&
+                std::abs(rows_out.get(depth + k) - q.weight[static_cast<size_t>((outputs - 1) * depth + k)]) <= 1e-5;
+        }
+        expect(right, name("rows of a quantized table"));
+    }
+
     void check_norm(int64_t rows, int64_t features) const {
         Array x(dtype, rows * features), residual(dtype, rows * features), weight(PAGED_F32, features);
         x.fill(4);
@@ -471,6 +598,13 @@ struct Checker {
         check_linear(3, 1, 1);
         check_linear(130, 70, 20);
         check_chain();
+        for (int64_t rows : {1, 3, 7, 18, 37, 70}) {
+            check_quantized(rows, 100, 33, 4, 32, false);
+            check_quantized(rows, 192, 64, 4, 128, true);
+            check_quantized(rows, 130, 20, 8, 48, false);
+        }
+        check_quantized(300, 64, 96, 4, 64, false);
+        check_quantized(5, 40, 16, 8, 16, true);
         check_norm(5, 1);
         check_norm(5, 50);
         check_norm(3, 64);

@@ -18,8 +18,8 @@ from paged_kernels.native import DTYPES, ITEM_BYTES, PackedWeight, Runtime, avai
 
 Array = npt.NDArray[Any]
 
-HEADER = Path(__file__).parents[1] / "include" / "paged" / "kernels.h"
-ALL_ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx", "neon")
+INCLUDE = Path(__file__).parents[1] / "include" / "paged"
+ALL_ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "neondot")
 GUARD = 64
 """Bytes before and after every guarded array."""
 
@@ -37,8 +37,9 @@ _C_TYPES: dict[str, Any] = {
 
 @cache
 def struct(name: str) -> type[ctypes.Structure]:
-    """A parameter struct by its name in kernels.h."""
-    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    """A parameter struct by its name in kernels.h or quantized.h."""
+    both = "".join((INCLUDE / name).read_text() for name in ("kernels.h", "quantized.h"))
+    text = re.sub(r"/\*.*?\*/", "", both, flags=re.DOTALL)
     body = re.search(rf"typedef struct {name} \{{(.*?)\}}", text, flags=re.DOTALL)
     assert body is not None, name
     fields: list[tuple[str, Any]] = []

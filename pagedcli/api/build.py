@@ -36,7 +36,7 @@ from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.engine.executor import Executor
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
-from pagedcli.ops.select import has_cuda, require_torch
+from pagedcli.ops.select import has_cuda, has_int8_dot, require_torch
 from pagedcli.runtime.memory import block_bytes
 from pagedcli.runtime.threads import compute_threads
 from pagedcli.text.tokenizer import Tokenizer
@@ -122,7 +122,15 @@ def build_engine(
     with phases.phase("open checkpoint"):
         checkpoint = open_checkpoint(path)
         spec = ModelSpec.from_config(checkpoint.config, f"{checkpoint.path}: config")
-    run = choose_run(config, spec, has_cuda=cuda, cores=compute_threads())
+    run = choose_run(
+        config,
+        spec,
+        has_cuda=cuda,
+        cores=compute_threads(),
+        quantization=checkpoint.quantization,
+        path=checkpoint.path,
+        int8_dot=has_int8_dot,
+    )
     with ThreadPoolExecutor(1, "paged-tokenizer") as aside:
         # Most of both is done outside the interpreter's lock.
         tokenizing = aside.submit(load_tokenizer, checkpoint)
@@ -181,6 +189,8 @@ def _start(
         checkpoint_format=checkpoint.format,
         architecture=spec.architecture,
         dtype=run.dtype,
+        quantization=run.quantization,
+        activation=run.activation,
         device=run.device,
         backend=run.backend,
         threads=run.threads,

@@ -68,5 +68,10 @@ def load_native(checkpoint: Checkpoint, run: RunChoice) -> NativeBackend:
         MissingDependencyError: The kernels were not built.
     """
     cpus = core_cpus()
-    ops = make_native_ops(run.dtype, threads=run.threads, cpus=cpus if run.threads == len(cpus) else ())
-    return NativeBackend(load_model(checkpoint, ops, run.model_len), ops)
+    ops = make_native_ops(
+        run.dtype,
+        threads=run.threads,
+        cpus=cpus if run.threads == len(cpus) else (),
+        activation=run.activation,
+    )
+    return NativeBackend(load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes), ops)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagedcli.api.resolve_quantization import check_method, choose_weights
+from pagedcli.checkpoint.quant_tensor import Quantization
 from pagedcli.config import EngineConfig
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
@@ -32,6 +34,9 @@ class RunChoice:
         threads: Compute threads; 0 on CUDA.
         depth: Steps in flight.
         model_len: Longest sequence that is wanted; the pool may hold less.
+        as_codes: Whether quantized linears run as they are stored.
+        quantization: Method of those; None: there are none.
+        activation: Inputs of quantized linears: "int8", "bf16" or "float32"; else the dtype's own.
         notes: What a user might not expect.
     """
 
@@ -41,6 +46,9 @@ class RunChoice:
     threads: int
     depth: int
     model_len: int
+    as_codes: bool
+    quantization: str | None
+    activation: str
     notes: tuple[str, ...]
 
 
@@ -54,6 +62,8 @@ class ResolvedConfig:
         checkpoint_format: "safetensors" or "gguf".
         architecture: As in its configuration.
         dtype: Weights and activations.
+        quantization: "awq", "gptq", "compressed-tensors" or "gguf", where weights run as codes; else None.
+        activation: Inputs of quantized linears: "int8", "bf16" or "float32"; else the dtype's own.
         device: "cpu" or "cuda".
         backend: "native" or "torch".
         threads: Compute threads; 0 on CUDA.
@@ -79,6 +89,8 @@ class ResolvedConfig:
     checkpoint_format: str
     architecture: str
     dtype: str
+    quantization: str | None
+    activation: str
     device: str
     backend: str
     threads: int
@@ -136,7 +148,16 @@ def resolve_dtype(wanted: str, stored: str, device: str, notes: list[str]) -> st
     return dtype
 
 
-def choose_run(config: EngineConfig, spec: ModelSpec, *, has_cuda: bool, cores: int) -> RunChoice:
+def choose_run(
+    config: EngineConfig,
+    spec: ModelSpec,
+    *,
+    has_cuda: bool,
+    cores: int,
+    quantization: Quantization | None = None,
+    path: Path = Path("the model"),
+    int8_dot: Callable[[], bool] = lambda: False,
+) -> RunChoice:
     """Device, dtype and what depends on them.
 
     Args:
@@ -144,20 +165,30 @@ def choose_run(config: EngineConfig, spec: ModelSpec, *, has_cuda: bool, cores: 
         spec: The model.
         has_cuda: Whether a CUDA device can be used.
         cores: Compute threads that this machine is good for.
+        quantization: Of the checkpoint.
+        path: Of the checkpoint, for messages.
+        int8_dot: Whether int8 is multiplied in one instruction here.
 
     Raises:
         ConfigError: A setting cannot be met here.
     """
     notes: list[str] = []
     device = resolve_device(config, has_cuda=has_cuda)
+    backend = resolve_backend(config.device.backend, device)
+    dtype = resolve_dtype(config.model.dtype, spec.dtype, device, notes)
+    check_method(config.model.quantization, quantization, path)
+    weights = choose_weights(config.model, quantization, dtype=dtype, backend=backend, int8_dot=int8_dot)
     return RunChoice(
         device=device,
-        backend=resolve_backend(config.device.backend, device),
-        dtype=resolve_dtype(config.model.dtype, spec.dtype, device, notes),
+        backend=backend,
+        dtype=dtype,
         threads=(config.device.threads or cores) if device == "cpu" else 0,
         depth=config.scheduler.depth or DEFAULT_DEPTH[device],
         model_len=_wanted_len(config, spec),
-        notes=tuple(notes),
+        as_codes=weights.as_codes,
+        quantization=weights.quantization,
+        activation=weights.activation,
+        notes=(*notes, *weights.notes),
     )
 
 

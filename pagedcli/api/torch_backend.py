@@ -86,7 +86,7 @@ def load_torch(checkpoint: Checkpoint, run: RunChoice) -> TorchBackend:
         CheckpointError: The weights do not fit the configuration.
     """
     ops = make_ops(run.device, run.dtype)
-    model = load_model(checkpoint, ops, run.model_len)
+    model = load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes)
     shapes = expected_tensors(model.spec).values()
     weight_bytes = ITEM_BYTES[run.dtype] * sum(math.prod(shape) for shape in shapes)
     return TorchBackend(model, run, weight_bytes)

@@ -53,6 +53,9 @@ class RandomCheckpoint:
         """Shape of one tensor."""
         return self._shapes[name]
 
+    def quantized(self, linear: str) -> None:
+        """Nothing is stored as codes."""
+
     def tensor(self, name: str) -> RawTensor:
         """Bfloat16 numbers of a normal distribution of 0.02; norms are ones."""
         shape = self._shapes[name]

@@ -19,6 +19,7 @@ import numpy as np
 from pagedcli.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from pagedcli.checkpoint.quant_tensor import Quantization, QuantTensor
     from pagedcli.text.tokenizer import Tokenizer
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -120,14 +121,21 @@ class Checkpoint(Protocol):
     def generation_config(self) -> dict[str, Any]:
         """`generation_config.json`, with `eos_token_id` filled in where it is known elsewhere."""
 
+    @property
+    def quantization(self) -> Quantization | None:
+        """How linears are quantized; None: none is."""
+
     def names(self) -> Collection[str]:
-        """Names of all tensors."""
+        """Names of all tensors; a quantized linear has its "X.weight" here, whatever it is stored as."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor, without reading it."""
 
     def tensor(self, name: str) -> StoredTensor:
-        """One tensor; CheckpointError when it is not there."""
+        """One tensor, dequantized to float32 if it is quantized; CheckpointError when it is not there."""
+
+    def quantized(self, linear: str) -> QuantTensor | None:
+        """The linear of that name (without ".weight") as codes; None if it is not stored as codes that can run."""
 
     def stored_bytes(self) -> int:
         """Bytes that the tensors take in the files."""

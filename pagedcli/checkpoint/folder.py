@@ -1,7 +1,7 @@
 """A Hugging Face folder: config.json, safetensors in one file or in shards, and the tokenizer's files.
 
-Imports numpy, `text` and `errors`. What cannot be used (pickles, adapters, quantized weights) is refused by name,
-with the way out.
+Imports numpy, `text` and `errors`. What cannot be used (pickles, adapters) is refused by name, with the way out.
+Quantized linears appear under the names and shapes of their dense weights, so that only who wants codes need know.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pagedcli.checkpoint.base import FLOAT_DTYPES, RawTensor, read_json_object
-from pagedcli.checkpoint.refusals import (
-    refuse_adapter,
-    refuse_quantized,
-    refuse_quantized_names,
-    refuse_without_weights,
-)
+import numpy as np
+
+from pagedcli.checkpoint.base import FLOAT_DTYPES, RawTensor, StoredTensor, read_json_object
+from pagedcli.checkpoint.computed import ComputedTensor
+from pagedcli.checkpoint.quant_layers import LEAVES, packed_names
+from pagedcli.checkpoint.quant_settings import SETTINGS_KEYS, read_settings
+from pagedcli.checkpoint.quant_tensor import Quantization, QuantTensor
+from pagedcli.checkpoint.quantized import QuantizedLinears
+from pagedcli.checkpoint.refusals import refuse_adapter, refuse_without_weights
 from pagedcli.checkpoint.safetensors_file import SafetensorsFile
 from pagedcli.errors import CheckpointError
 
@@ -40,23 +42,38 @@ class SafetensorsCheckpoint:
         self.path = path
         refuse_adapter(path)
         self.config = read_config(path)
-        refuse_quantized(path, self.config)
+        settings = read_settings(path, self.config)
+        for key in SETTINGS_KEYS:
+            self.config.pop(key, None)  # from here on `quantization` says it
         self._files = open_weights(path)
-        refuse_quantized_names(path, self._files)
+        self.quantized_linears: QuantizedLinears | None = None
+        if settings is not None or packed_names(self._files):
+            self.quantized_linears = QuantizedLinears(path, self._files, self._stored, settings)
+        self._names = self._dense_names()
         self.generation_config = self._generation_config()
         self._settle_dtype()
 
+    @property
+    def quantization(self) -> Quantization | None:
+        """How linears are quantized; None: none is."""
+        return None if self.quantized_linears is None else self.quantized_linears.describe()
+
     def names(self) -> Collection[str]:
-        """Names of all tensors."""
-        return self._files.keys()
+        """Names of all tensors, those of quantized linears as if they were dense."""
+        return self._names.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor, without reading it."""
-        return self._file(name).shape(name)
+        return self._layer_of(name) or self._file(name).shape(name)
 
-    def tensor(self, name: str) -> RawTensor:
-        """One tensor, a view of its file."""
-        return self._file(name).tensor(name)
+    def tensor(self, name: str) -> StoredTensor:
+        """One tensor: a view of its file, or dequantized to float32 when it is read."""
+        shape = self._layer_of(name)
+        return self._stored(name) if shape is None else self._dequantized(name, shape)
+
+    def quantized(self, linear: str) -> QuantTensor | None:
+        """The codes of a linear; None if it is dense."""
+        return None if self.quantized_linears is None else self.quantized_linears.quantized(linear)
 
     def stored_bytes(self) -> int:
         """Bytes that the tensors take in the files."""
@@ -67,6 +84,50 @@ class SafetensorsCheckpoint:
         from pagedcli.text.tokenizer import Tokenizer  # costs an import that reading weights does not need
 
         return Tokenizer.from_folder(self.path)
+
+    def _dense_names(self) -> dict[str, None]:
+        """Names with "X.weight" in place of X.qweight and its companions."""
+        if self.quantized_linears is None:
+            return dict.fromkeys(self._files)
+        layers = self.quantized_linears.layers
+        for linear in layers:
+            if f"{linear}.weight" in self._files:
+                raise CheckpointError(
+                    f"{self.path}: tensor {linear}.weight: is there beside {linear}'s codes: two models are mixed"
+                )
+        names = (
+            f"{name.rpartition('.')[0]}.weight" if self._is_packed(name) else name for name in self._files
+        )
+        return dict.fromkeys(names)
+
+    def _is_packed(self, name: str) -> bool:
+        linear, _, leaf = name.rpartition(".")
+        return (
+            leaf in LEAVES and self.quantized_linears is not None and linear in self.quantized_linears.layers
+        )
+
+    def _layer_of(self, name: str) -> tuple[int, int] | None:
+        """Shape of a quantized linear, by the name of its dense weight."""
+        if self.quantized_linears is None or not name.endswith(".weight"):
+            return None
+        layer = self.quantized_linears.layers.get(name.removesuffix(".weight"))
+        return None if layer is None else layer.shape
+
+    def _stored(self, name: str) -> RawTensor:
+        return self._file(name).tensor(name)
+
+    def _dequantized(self, name: str, shape: tuple[int, int]) -> StoredTensor:
+        found: list[QuantTensor] = []  # unpacked once, however many pieces are asked for
+
+        def read(rows: slice) -> np.ndarray:
+            if not found:
+                tensor = self.quantized(name.removesuffix(".weight"))
+                assert tensor is not None
+                found.append(tensor)
+            first, last, _ = rows.indices(shape[0])
+            return found[0].rows(first, last).dequantize()
+
+        return ComputedTensor(name, "F32", shape, read, np.zeros(0, np.uint8))
 
     def _file(self, name: str) -> SafetensorsFile:
         file = self._files.get(name)
@@ -91,7 +152,7 @@ class SafetensorsCheckpoint:
         sizes: dict[str, int] = {}
         for name, file in self._files.items():
             kind = FLOAT_DTYPES.get(file.dtype(name))
-            if kind is not None:
+            if kind is not None and not self._is_packed(name):
                 sizes[kind] = sizes.get(kind, 0) + file.num_bytes(name)
         if sizes:
             self.config["torch_dtype"] = max(sizes, key=lambda kind: sizes[kind])

@@ -5,18 +5,21 @@ Imports numpy, `gguf` (block formats), `text` and `errors`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 
-from pagedcli.checkpoint.base import Bytes, RawTensor, StoredTensor, release_pages
+from pagedcli.checkpoint.base import RawTensor, StoredTensor
+from pagedcli.checkpoint.computed import ComputedTensor
 from pagedcli.checkpoint.dequantize import dequantize_rows, is_known
+from pagedcli.checkpoint.gguf_codes import read_codes, runs_as_codes, width_of
 from pagedcli.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from pagedcli.checkpoint.gguf_map import ROPE_FACTORS, end_token_ids, hf_config, hf_name
+from pagedcli.checkpoint.quant_tensor import Quantization, QuantTensor
 from pagedcli.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -27,47 +30,6 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SAMPLED_ROWS = 256
 Rows = slice | np.ndarray
 """Which rows of a tensor: a range, or their numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedTensor:
-    """A `StoredTensor` that is not in the file as it is wanted: rows are dequantized and put in order when asked for.
-
-    Attributes:
-        name: Hugging Face name.
-        dtype: Of the values.
-        shape: As in PyTorch.
-        read: Values of the given rows, as an array of the dtype.
-        stored: Bytes of the file that they are made from.
-        kind: How they are stored.
-        order: Which stored row comes where; None: as they lie.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    read: Callable[[slice], np.ndarray]
-    stored: Bytes
-    kind: str = ""
-    order: np.ndarray | None = None
-
-    @property
-    def data(self) -> Bytes:
-        """All of it, computed anew each time."""
-        return self.rows(0, self.shape[0]).data
-
-    def rows(self, first: int, last: int) -> RawTensor:
-        """Some rows."""
-        values = np.ascontiguousarray(self.read(slice(first, last)))
-        return RawTensor(self.name, self.dtype, values.shape, values.reshape(-1).view(np.uint8))
-
-    def blocks(self) -> tuple[str, Bytes, np.ndarray | None]:
-        """Kind, bytes and order of the stored rows, for whoever can read them."""
-        return self.kind, self.stored, self.order
-
-    def release(self) -> None:
-        """Give back the memory of the stored bytes."""
-        release_pages(self.stored)
 
 
 class GGUFCheckpoint:
@@ -122,6 +84,37 @@ class GGUFCheckpoint:
             return self._values(entry, rows if order is None else order[rows])[1]
 
         return ComputedTensor(name, dtype, entry.shape, read, self._file.data(entry), entry.kind.name, order)
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How linears are quantized, of those that run as they are stored; None: none is."""
+        stored = {name: tensor for name, tensor in self._tensors.items() if self._has_codes(name)}
+        if not stored:
+            return None
+        widths = Counter(width_of(tensor.kind) for tensor in stored.values())
+        kinds = Counter(tensor.kind.name for tensor in stored.values())
+        listed = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
+        return Quantization(
+            method="gguf",
+            widths=tuple(sorted(widths.items())),
+            num_weights=sum(tensor.shape[0] * tensor.shape[1] for tensor in stored.values()),
+            num_bytes=sum(tensor.num_bytes for tensor in stored.values()),
+            detail=f"GGUF {listed}, {len(stored)} matrices",
+        )
+
+    def quantized(self, linear: str) -> QuantTensor | None:
+        """The codes of a linear, as stored, its rows in Hugging Face order; None if it is stored in another way."""
+        name = f"{linear}.weight"
+        if name not in self._tensors or not self._has_codes(name):
+            return None
+        entry = self._tensors[name]
+        rows = self._file.data(entry).reshape(entry.shape[0], -1)
+        order = self._row_order(name, entry)
+        return read_codes(linear, entry.kind, rows if order is None else rows[order])
+
+    def _has_codes(self, name: str) -> bool:
+        entry = self._tensors[name]
+        return len(entry.shape) == 2 and runs_as_codes(entry.kind)
 
     def stored_bytes(self) -> int:
         """Bytes that the tensors take in the file."""

@@ -76,9 +76,12 @@ def _describe(checkpoint: Checkpoint) -> Iterator[Finding]:
     tied = ", tied head" if config.get("tie_word_embeddings") else ""
     yield Finding("ok", f"family: {family}, {_num_parameters(checkpoint) / 1e6:,.1f} M parameters{tied}")
     sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    found = [f"{name} {config[name]}" for name in (*sizes, "max_position_embeddings") if name in config]
-    yield Finding("ok", f"sizes: {', '.join(found)}")
+    given = [f"{name} {config[name]}" for name in (*sizes, "max_position_embeddings") if name in config]
+    yield Finding("ok", f"sizes: {', '.join(given)}")
     yield Finding("ok", f"dtype: {_stored(checkpoint)}")
+    if (found := checkpoint.quantization) is not None:
+        yield Finding("ok", f"quantization: {found.detail}, {found.bits_per_weight:.2f} bits per weight")
+        yield from (Finding("note", f"quantization: {note}") for note in found.notes)
 
 
 def _stored(checkpoint: Checkpoint) -> str:
@@ -159,12 +162,20 @@ def _memory(checkpoint: Checkpoint, page_size: int) -> Iterator[Finding]:
     yield Finding(
         "ok", f"KV: {token:,} bytes a token, {show_bytes(token * page_size)} a page of {page_size} ({dtype})"
     )
-    weights = _num_parameters(checkpoint) * item
     context = config.get("max_position_embeddings")
-    message = f"memory: about {show_bytes(weights)} for weights in {dtype}"
+    message = f"memory: about {_weights(checkpoint, item, dtype)}"
     if isinstance(context, int):
         message += f", and {show_bytes(token * context)} for the KV of one sequence of {context:,} tokens"
     yield Finding("ok", message)
+
+
+def _weights(checkpoint: Checkpoint, item: int, dtype: str) -> str:
+    """Memory of the weights as they run if nothing else is asked for."""
+    found = checkpoint.quantization
+    if found is None:
+        return f"{show_bytes(_num_parameters(checkpoint) * item)} for weights in {dtype}"
+    dense = (_num_parameters(checkpoint) - found.num_weights) * item
+    return f"{show_bytes(dense + found.num_bytes)} for weights, {show_bytes(found.num_bytes)} of it as codes, the rest in {dtype}"
 
 
 def _num_parameters(checkpoint: Checkpoint) -> int:

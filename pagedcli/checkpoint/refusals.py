@@ -5,16 +5,12 @@ Imports `errors` only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from pagedcli.checkpoint.base import read_json_object
 from pagedcli.errors import CheckpointError
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_QUANTIZED_FILES = ("quantize_config.json", "quant_config.json")
-_QUANTIZED_ENDINGS = (".qweight", ".weight_packed")
 
 
 def is_pickle(path: Path) -> bool:
@@ -58,28 +54,3 @@ def refuse_adapter(folder: Path) -> None:
         f"{folder}: is an adapter (adapter_config.json) for {base or 'a base model'}, and adapters are not supported: "
         "merge it into its base with peft's merge_and_unload() and save_pretrained(), then use that folder"
     )
-
-
-def _refuse_quantized(path: Path, evidence: str) -> None:
-    raise CheckpointError(
-        f"{path}: quantized AWQ/GPTQ checkpoints are not supported yet ({evidence}): "
-        "use the model's unquantized folder or a GGUF file"
-    )
-
-
-def refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
-    """Refuses a folder whose settings say that the weights are quantized."""
-    settings = config.get("quantization_config")
-    if settings:
-        method = settings.get("quant_method") if isinstance(settings, dict) else None
-        _refuse_quantized(folder, f"config.json has quantization_config, quant_method {method!r}")
-    for name in _QUANTIZED_FILES:
-        if (folder / name).is_file():
-            _refuse_quantized(folder, f"it has {name}")
-
-
-def refuse_quantized_names(folder: Path, names: Iterable[str]) -> None:
-    """Refuses a folder whose tensors are packed codes, though no settings say so."""
-    for name in names:
-        if name.endswith(_QUANTIZED_ENDINGS):
-            _refuse_quantized(folder, f"tensor {name}")

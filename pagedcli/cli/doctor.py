@@ -18,7 +18,8 @@ def doctor(
     """Describe this machine and the flags that suit it, or a MODEL.
 
     Without MODEL: versions, instruction sets, cores, memory, what each op runs on. With MODEL: what is in the folder
-    or file, and whether it will run here; exit code 2 if it cannot be used.
+    or file, and whether it will run here; exit code 2 if it cannot be used. A quantized folder without settings gets
+    the quantize_config.json that other packages need; a file that is there is never changed.
     """
     from pagedcli.cli.doctor_run import run_doctor
 

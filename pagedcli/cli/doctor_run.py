@@ -21,7 +21,7 @@ from pagedcli.checkpoint.inspect import Finding, judge
 from pagedcli.cli.console import make_messages
 from pagedcli.cli.display import two_columns
 from pagedcli.config_file import show_bytes
-from pagedcli.errors import MissingDependencyError
+from pagedcli.errors import CheckpointError, MissingDependencyError
 from pagedcli.models.load import expected_tensors
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.protocol import OpReport
@@ -101,12 +101,25 @@ def run_doctor(model: str | None, *, verbose: bool) -> int:
 
     path = resolve_model(model, progress=messages.transfer)
     findings = judge(path, expected_shapes=_expected_shapes)
+    if not any(finding.level == "refused" for finding in findings):
+        findings += _missing_settings(path)
     _print_findings(console, path, findings)
     refused = any(finding.level == "refused" for finding in findings)
     console.print(
         Text("cannot be used" if refused else "can be used", "bold red" if refused else "bold green")
     )
     return REFUSED if refused else USABLE
+
+
+def _missing_settings(path: Path) -> list[Finding]:
+    """Writes what a quantized folder should have, and says so."""
+    from pagedcli.checkpoint.missing_settings import write_missing_settings
+
+    try:
+        message = write_missing_settings(path)
+    except CheckpointError as error:
+        return [Finding("warning", str(error))]
+    return [] if message is None else [Finding("note", message)]
 
 
 def _expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -40,7 +40,8 @@ def engine_title(engine: Engine) -> str:
     """What runs where, in a line."""
     resolved = engine.resolved
     threads = f", {resolved.threads} threads" if resolved.device == "cpu" else ""
+    codes = f" · {resolved.quantization}, {resolved.activation} activations" if resolved.quantization else ""
     return (
-        f"{resolved.model} · {resolved.dtype} · {resolved.device}{threads} · "
+        f"{resolved.model} · {resolved.dtype}{codes} · {resolved.device}{threads} · "
         f"{resolved.num_pages:,} pages of {resolved.page_size}"
     )

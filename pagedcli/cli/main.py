@@ -1,7 +1,8 @@
 """`paged`: the commands, and what every one of them does about errors, interrupts and exit codes.
 
 Must stay light (`paged --help` under 0.3 s): imports typer and the commands' declarations, which import the rest when
-they run. Exit codes are those of docs/cli.md: 0, 1 our fault, 2 the user's mistake, 3 rows failed, 130 interrupted.
+they run. Exit codes are those of docs/cli.md: 0, 1 our fault, 2 the user's mistake, 3 rows failed, 4 quality missed,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import typer
 from pagedcli.cli.doctor import doctor
 from pagedcli.cli.generate import generate
 from pagedcli.cli.help import GroupedCommand
+from pagedcli.cli.quantize import quantize
 from pagedcli.cli.serve import serve
 from pagedcli.cli.vllm_flags import ServeCommand
 from pagedcli.errors import PagedError
@@ -36,6 +38,7 @@ app = typer.Typer(
 )
 app.command(cls=GroupedCommand)(generate)
 app.command(cls=ServeCommand)(serve)
+app.command(cls=GroupedCommand)(quantize)
 app.command(cls=GroupedCommand)(doctor)
 
 

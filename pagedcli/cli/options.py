@@ -107,15 +107,22 @@ MODEL_FLAGS = (
         hidden=True,
     ),
     Flag(
-        "activation",
+        "model.activation",
         ("--activation",),
         str,
-        "auto: as --dtype; nothing else in this version",
+        "Inputs of quantized layers: auto, int8, bf16, float32 [auto]",
         MODEL,
         "TYPE",
+    ),
+    Flag(
+        "model.quantization",
+        ("--quantization",),
+        str,
+        "awq or gptq: what the weights must be [as found]",
+        MODEL,
+        "METHOD",
         hidden=True,
     ),
-    Flag("quantization", ("--quantization",), str, "No method in this version", MODEL, "METHOD", hidden=True),
     Flag(
         "tensor_parallel_size",
         ("--tensor-parallel-size", "-tp"),
@@ -322,17 +329,6 @@ def with_flags(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callabl
 def refuse_unavailable(flags: Mapping[str, Value]) -> dict[str, Value]:
     """Without the flags that are taken and change nothing; ConfigError for what this version cannot do."""
     rest = dict(flags)
-    activation = rest.pop("activation", None)
-    if activation is not None and activation.value != "auto":
-        raise ConfigError(
-            f"--activation {activation.value}: not available in this version: activations follow --dtype; leave it out"
-        )
-    quantization = rest.pop("quantization", None)
-    if quantization is not None:
-        raise ConfigError(
-            f"--quantization {quantization.value}: this version runs no AWQ or GPTQ checkpoints: "
-            "give an unquantized folder or a GGUF file"
-        )
     parallel = rest.pop("tensor_parallel_size", None)
     if parallel is not None and parallel.value != 1:
         raise ConfigError(

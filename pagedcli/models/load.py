@@ -23,9 +23,12 @@ from pagedcli.ops.weights import (
     FusedLinear,
     HostTensor,
     LinearPart,
+    QuantizedPart,
     RopeTable,
     Shard,
+    StoredPart,
     Vector,
+    is_quantized,
 )
 
 # Buffers and copies that checkpoints carry and models compute or share: no fault if present.
@@ -51,7 +54,10 @@ class Checkpoint(Protocol):
         """Of one tensor, without reading it."""
 
     def tensor(self, name: str) -> HostTensor:
-        """One tensor."""
+        """One tensor, dequantized if it is stored as codes."""
+
+    def quantized(self, linear: str) -> QuantizedPart | None:
+        """A linear as codes, by its name without ".weight"; None if it is not stored so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +75,21 @@ class Model:
         return self.decoder(self.ops, self.rope, batch, kv)
 
 
-def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> Model:
+def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int, *, as_codes: bool = True) -> Model:
     """Load a model.
 
     Args:
         checkpoint: Open checkpoint.
         ops: Backend; its dtype is the weights' after loading.
         max_model_len: Longest sequence in tokens; positions have tables up to here.
+        as_codes: Give quantized linears to the ops as they are stored; else they are dequantized first.
 
     Raises:
         CheckpointError: The config cannot be served, or tensors are missing, left over or of another shape.
     """
     spec = ModelSpec.from_config(checkpoint.config, f"{checkpoint.path}: config")
     check_tensors(checkpoint, spec)
-    decoder = family_of(spec.architecture).wire(CheckpointWeights(checkpoint, ops), spec)
+    decoder = family_of(spec.architecture).wire(CheckpointWeights(checkpoint, ops, as_codes), spec)
     cos, sin = rope_tables(spec.rope, spec.head_dim, max_model_len)
     return Model(spec, ops, decoder, ops.load_rope(cos, sin), max_model_len)
 
@@ -108,6 +115,7 @@ def check_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> None:
             f"{checkpoint.path}: tensor {missing[0]} is missing{_more(missing)}: {_expected(expected, missing[0])}"
         )
     extra = sorted(name for name in present - set(expected) if not _may_be_ignored(name, spec))
+    extra = [name for name in extra if not _is_zero_bias(checkpoint, name, expected)]
     if extra:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {extra[0]}{_more(extra)} is not part of {spec.architecture} as its config "
@@ -137,12 +145,19 @@ def _may_be_ignored(name: str, spec: ModelSpec) -> bool:
     return name.endswith(IGNORED_SUFFIXES) or (spec.tied_head and name == TIED_HEAD)
 
 
+def _is_zero_bias(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> bool:
+    """AutoGPTQ writes a bias of zeros beside every quantized linear of a model that has none: it changes nothing."""
+    linear = name.removesuffix(".bias")
+    return linear != name and f"{linear}.weight" in expected and not checkpoint.tensor(name).data.any()
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointWeights:
     """`Weights` that come from a checkpoint through the ops."""
 
     checkpoint: Checkpoint
     ops: Ops
+    as_codes: bool
 
     def vector(self, name: str, size: int) -> Vector:
         """[size]."""
@@ -150,15 +165,25 @@ class CheckpointWeights:
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> EmbeddingTable:
         """[vocab_size, hidden_size]."""
+        part = self.checkpoint.quantized(name.removesuffix(".weight")) if self.as_codes else None
+        if part is not None:
+            return self.ops.load_quantized_embedding(part)
         return self.ops.load_embedding(self.checkpoint.tensor(name))
 
     def linear(
         self, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool, shard: Shard
     ) -> FusedLinear:
         """The parts' tensors joined."""
-        weights = [self.checkpoint.tensor(f"{name}.weight") for name, _ in parts]
         biases = [self.checkpoint.tensor(f"{name}.bias") for name, _ in parts] if bias else None
+        if self.as_codes:
+            stored = [self._part(name) for name, _ in parts]
+            if any(map(is_quantized, stored)):
+                return self.ops.load_quantized(stored, biases, shard)
+        weights = [self.checkpoint.tensor(f"{name}.weight") for name, _ in parts]
         return self.ops.load_linear(weights, biases, shard)
+
+    def _part(self, name: str) -> StoredPart:
+        return self.checkpoint.quantized(name) or self.checkpoint.tensor(f"{name}.weight")
 
     def tied_head(self, table: EmbeddingTable) -> FusedLinear:
         """Shares the embedding's memory."""

@@ -22,7 +22,7 @@ def find_family(config: Mapping[str, Any], source: str) -> Family:
     """The family of a config, by `architectures`, else by `model_type`.
 
     Raises:
-        CheckpointError: None, or weights quantized in a way that is not read.
+        CheckpointError: None.
     """
     names = config.get("architectures") or []
     if not isinstance(names, list):
@@ -30,7 +30,6 @@ def find_family(config: Mapping[str, Any], source: str) -> Family:
     wanted = str(names[0]) if names else f"model_type {shown(config.get('model_type'))}"
     for family in FAMILIES:
         if family.architecture == wanted or (not names and family.model_type == config.get("model_type")):
-            _refuse_quantized(config, source)
             return family
     raise CheckpointError(
         f"{source}: architecture {wanted} is not known; known: {', '.join(known_architectures())}"
@@ -40,13 +39,3 @@ def find_family(config: Mapping[str, Any], source: str) -> Family:
 def family_of(architecture: str) -> Family:
     """The family of a `ModelSpec.architecture`."""
     return next(family for family in FAMILIES if family.architecture == architecture)
-
-
-def _refuse_quantized(config: Mapping[str, Any], source: str) -> None:
-    settings = config.get("quantization_config")
-    if settings is None:
-        return
-    method = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
-    raise CheckpointError(
-        f"{source}: weights quantized by {method!r} are not read yet; use the original checkpoint or a GGUF file"
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from paged_kernels.native import (
@@ -22,6 +22,7 @@ from paged_kernels.native import (
     Runtime,
     StoredTensor,
 )
+from paged_kernels.quantized import QuantizedWeight, alike
 
 from pagedcli.errors import CheckpointError, ConfigError
 from pagedcli.ops.batch import ForwardBatch, KVCache
@@ -32,10 +33,14 @@ from pagedcli.ops.weights import (
     HasBlocks,
     HostTensor,
     LinearPart,
+    QuantizedPart,
     RopeTable,
     Shard,
     StoredBlocks,
+    StoredPart,
     Vector,
+    is_quantized,
+    part_name,
 )
 
 PIECE_ELEMENTS = 1 << 18
@@ -44,6 +49,9 @@ PIECES_AHEAD = 4
 """Pieces under conversion for each thread, so that packing does not wait."""
 PACKED_FROM = ("F32", "BF16", "F16", "F64")
 PACKED_BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
+
+Segment = tuple[PackedWeight | QuantizedWeight, Buffer | None]
+"""Some parts of a fused linear, which are packed together, and their bias."""
 
 OPS = (
     *("embedding", "rms_norm", "add_rms_norm", "linear", "rope_kv_write"),
@@ -59,13 +67,22 @@ class NativeOps:
         threads: Compute threads.
         cpus: Logical CPUs for them; empty: left to the system.
         isa: Instruction-set variant; empty: the best of this machine.
+        activation: Inputs of quantized linears: "int8", "bf16" or "float32"; empty: the dtype's own.
 
     Attributes:
         runtime: The threads, which also sample.
         weight_bytes: Memory of the weights packed so far.
     """
 
-    def __init__(self, dtype: str, *, threads: int = 1, cpus: Sequence[int] = (), isa: str = "") -> None:
+    def __init__(
+        self,
+        dtype: str,
+        *,
+        threads: int = 1,
+        cpus: Sequence[int] = (),
+        isa: str = "",
+        activation: str = "",
+    ) -> None:
         if dtype not in ITEM_BYTES:
             raise ConfigError(
                 f"model.dtype is {dtype!r}: the native CPU engine computes in {' or '.join(ITEM_BYTES)}"
@@ -73,6 +90,7 @@ class NativeOps:
         self.runtime = Runtime(threads, cpus=cpus, isa=isa)
         self.weight_bytes = 0
         self._dtype = dtype
+        self._activation = {"": dtype, "bf16": "bfloat16"}.get(activation, activation)
         self._recording: Program | None = None
         self._converters = ThreadPoolExecutor(threads, "paged-convert")
 
@@ -118,6 +136,10 @@ class NativeOps:
         """[vocab_size, hidden_size], packed as a linear is, so that a tied head can be the same memory."""
         return EmbeddingTable(tensor.name, tensor.shape[0], tensor.shape[1], self._pack([tensor]))
 
+    def load_quantized_embedding(self, part: QuantizedPart) -> EmbeddingTable:
+        """As `load_embedding`, of codes: rows are dequantized as they are read."""
+        return EmbeddingTable(part.name, part.shape[0], part.shape[1], self._pack_quantized([part]))
+
     def load_linear(
         self, weights: Sequence[HostTensor], biases: Sequence[HostTensor] | None, shard: Shard
     ) -> FusedLinear:
@@ -126,10 +148,29 @@ class NativeOps:
         bias = None if biases is None else self._floats(biases)
         return FusedLinear(parts, weights[0].shape[1], shard, "dense", self._pack(weights), bias)
 
+    def load_quantized(
+        self, parts: Sequence[StoredPart], biases: Sequence[HostTensor] | None, shard: Shard
+    ) -> FusedLinear:
+        """One fused linear of codes, or of codes and dense parts.
+
+        Its weight is a `QuantizedWeight` and its bias a `Buffer`, or, if the parts differ, the weight is a tuple of
+        pairs (weight, bias) and the bias None.
+        """
+        names = tuple(LinearPart(part_name(part), part.shape[0]) for part in parts)
+        segments: list[Segment] = []
+        first = 0
+        for run in _runs(parts):
+            own = None if biases is None else self._floats(biases[first : first + len(run)])
+            segments.append((self._pack_run(run), own))
+            first += len(run)
+        weight, bias = segments[0] if len(segments) == 1 else (tuple(segments), None)
+        return FusedLinear(names, parts[0].shape[1], shard, "quantized", weight, bias)
+
     def tied_head(self, table: EmbeddingTable) -> FusedLinear:
         """A head that is the embedding's packing itself."""
         parts = (LinearPart("lm_head", table.vocab_size),)
-        return FusedLinear(parts, table.hidden_size, "column", "dense", table.data, None)
+        method = "quantized" if isinstance(table.data, QuantizedWeight) else "dense"
+        return FusedLinear(parts, table.hidden_size, "column", method, table.data, None)
 
     def load_rope(self, cos: Any, sin: Any) -> RopeTable:
         """From numpy float32 arrays [max_positions, head_dim / 2]."""
@@ -151,7 +192,7 @@ class NativeOps:
 
     def linear(self, x: int, weight: FusedLinear) -> int:
         """[rows, out_features]."""
-        return self._program.linear(x, weight.weight, weight.bias)
+        return self._multiply(x, weight, float32_out=False)
 
     def rope_kv_write(
         self,
@@ -189,7 +230,7 @@ class NativeOps:
 
     def head(self, x: int, weight: FusedLinear) -> int:
         """Logits, [rows, vocab_size] float32, not rounded to the dtype on the way."""
-        return self._program.head(x, weight.weight, weight.bias)
+        return self._multiply(x, weight, float32_out=True)
 
     # ---- helpers
 
@@ -197,6 +238,16 @@ class NativeOps:
     def _program(self) -> Program:
         assert self._recording is not None, "ops of the native engine run only while a program is recorded"
         return self._recording
+
+    def _multiply(self, x: int, linear: FusedLinear, *, float32_out: bool) -> int:
+        weight, program = linear.weight, self._program
+        if isinstance(weight, PackedWeight):
+            return (program.head if float32_out else program.linear)(x, weight, linear.bias)
+        if isinstance(weight, QuantizedWeight):
+            return program.linear_quantized(
+                x, weight, linear.bias, activation=self._activation, float32_out=float32_out
+            )
+        return program.linear_segments(x, weight, activation=self._activation, float32_out=float32_out)
 
     def _floats(self, tensors: Sequence[HostTensor]) -> Buffer:
         _check_dtypes(tensors)
@@ -219,6 +270,29 @@ class NativeOps:
             tensor.release()
         self.weight_bytes += packed.buffer.nbytes
         return packed
+
+    def _pack_quantized(self, parts: Sequence[QuantizedPart]) -> QuantizedWeight:
+        packed = self.runtime.pack_quantized(parts)
+        self.weight_bytes += packed.nbytes
+        return packed
+
+    def _pack_run(self, parts: Sequence[StoredPart]) -> PackedWeight | QuantizedWeight:
+        if is_quantized(parts[0]):
+            return self._pack_quantized(cast("Sequence[QuantizedPart]", parts))
+        return self._pack(cast("Sequence[HostTensor]", parts))
+
+
+def _runs(parts: Sequence[StoredPart]) -> list[list[StoredPart]]:
+    """Neighbours that one packed weight can hold."""
+    runs = [[parts[0]]]
+    for part in parts[1:]:
+        last = runs[-1][-1]
+        if is_quantized(part) and is_quantized(last):
+            together = alike(last, part)
+        else:
+            together = not is_quantized(part) and not is_quantized(last)
+        runs[-1].append(part) if together else runs.append([part])
+    return runs
 
 
 class _Piece:

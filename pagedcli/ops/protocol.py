@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pagedcli.ops.batch import ForwardBatch, KVCache
-from pagedcli.ops.weights import EmbeddingTable, FusedLinear, HostTensor, RopeTable, Shard, Vector
+from pagedcli.ops.weights import (
+    EmbeddingTable,
+    FusedLinear,
+    HostTensor,
+    QuantizedPart,
+    RopeTable,
+    Shard,
+    StoredPart,
+    Vector,
+)
 
 Value = Any
 """An activation, [rows, features] of the run's dtype; opaque to models."""
@@ -93,10 +102,24 @@ class Ops(Protocol):
     def load_embedding(self, tensor: HostTensor) -> EmbeddingTable:
         """[vocab_size, hidden_size]."""
 
+    def load_quantized_embedding(self, part: QuantizedPart) -> EmbeddingTable:
+        """[vocab_size, hidden_size] that comes as codes; a tied head shares them."""
+
     def load_linear(
         self, weights: Sequence[HostTensor], biases: Sequence[HostTensor] | None, shard: Shard
     ) -> FusedLinear:
         """One fused linear; `weights` are [part, in_features] each, `biases` [part] each or None."""
+
+    def load_quantized(
+        self, parts: Sequence[StoredPart], biases: Sequence[HostTensor] | None, shard: Shard
+    ) -> FusedLinear:
+        """One fused linear of which at least one part comes as codes; parts may differ in every respect.
+
+        Args:
+            parts: [part, in_features] each.
+            biases: [part] each, or None.
+            shard: As in `FusedLinear`.
+        """
 
     def tied_head(self, table: EmbeddingTable) -> FusedLinear:
         """A head that is the embedding itself, without a second copy."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pagedcli.ops.native_ops import NativeOps
 
 BACKENDS = ("native", "torch")
+_INT8_VARIANTS = ("amx", "avx512bf16", "neondot")
 _DRIVERS = ("libcuda.so.1", "nvcuda.dll")
 
 
@@ -52,8 +53,14 @@ def make_ops(device: str, dtype: str, backend: str = "torch") -> Ops:
     return torch_ops.TorchOps(device, dtype)
 
 
-def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = ()) -> NativeOps:
+def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = (), activation: str = "") -> NativeOps:
     """The native kernels on this CPU.
+
+    Args:
+        dtype: "float32" or "bfloat16".
+        threads: Compute threads.
+        cpus: Logical CPUs for them.
+        activation: Inputs of quantized linears: "int8", "bf16", "float32"; empty: the dtype's own.
 
     Raises:
         MissingDependencyError: They were not built.
@@ -63,9 +70,17 @@ def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = ()) -> Na
     from pagedcli.ops.native_ops import NativeOps
 
     try:
-        return NativeOps(dtype, threads=threads, cpus=cpus)
+        return NativeOps(dtype, threads=threads, cpus=cpus, activation=activation)
     except ValueError as error:
         raise ConfigError(f"the native CPU engine cannot start: {error}") from error
+
+
+def has_int8_dot() -> bool:
+    """Whether the variant of the native kernels that would run here multiplies int8 in one instruction."""
+    require_native()
+    from paged_kernels.native import Runtime
+
+    return Runtime(1).isa in _INT8_VARIANTS
 
 
 def require_native() -> None:

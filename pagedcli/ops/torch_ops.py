@@ -7,7 +7,7 @@ forms of `paged_kernels`; on CUDA linears are one cuBLAS call each, whose bits m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,9 +23,13 @@ from pagedcli.ops.weights import (
     FusedLinear,
     HostTensor,
     LinearPart,
+    QuantizedPart,
     RopeTable,
     Shard,
+    StoredPart,
     Vector,
+    is_quantized,
+    part_name,
 )
 
 TORCH_DTYPES = {
@@ -92,6 +96,12 @@ class TorchOps:
         """[vocab_size, hidden_size]."""
         return EmbeddingTable(tensor.name, tensor.shape[0], tensor.shape[1], self._load(tensor))
 
+    def load_quantized_embedding(self, part: QuantizedPart) -> EmbeddingTable:
+        """As `load_embedding`, dequantized."""
+        table = torch.empty(part.shape, dtype=self._dtype, device=self._device)
+        table.copy_(torch.from_numpy(part.dequantize()))
+        return EmbeddingTable(f"{part.name}.weight", part.shape[0], part.shape[1], table)
+
     def load_linear(
         self, weights: Sequence[HostTensor], biases: Sequence[HostTensor] | None, shard: Shard
     ) -> FusedLinear:
@@ -99,6 +109,20 @@ class TorchOps:
         parts = tuple(LinearPart(part.name.removesuffix(".weight"), part.shape[0]) for part in weights)
         bias = None if biases is None else self._load_joined(biases)
         return FusedLinear(parts, weights[0].shape[1], shard, "dense", self._load_joined(weights), bias)
+
+    def load_quantized(
+        self, parts: Sequence[StoredPart], biases: Sequence[HostTensor] | None, shard: Shard
+    ) -> FusedLinear:
+        """Dequantized to the run's dtype, part by part: the reference, and what CUDA computes with."""
+        in_features = parts[0].shape[1]
+        names = tuple(LinearPart(part_name(part), part.shape[0]) for part in parts)
+        weight = torch.empty(
+            (sum(part.size for part in names), in_features), dtype=self._dtype, device=self._device
+        )
+        for rows, part in zip(torch.split(weight, [part.size for part in names]), parts, strict=True):
+            rows.copy_(_part_values(part))
+        bias = None if biases is None else self._load_joined(biases)
+        return FusedLinear(names, in_features, shard, "quantized", weight, bias)
 
     def tied_head(self, table: EmbeddingTable) -> FusedLinear:
         """A head that is the embedding itself, without a second copy."""
@@ -228,6 +252,10 @@ def _rotate_heads(
         return reference.rotate(heads, cos, sin)
     wide = reference.rms_norm(heads.to(reference.compute_dtype(x.dtype)), norm.data, eps)
     return reference.rotate(wide, cos, sin).to(x.dtype)
+
+
+def _part_values(part: StoredPart) -> Tensor:
+    return torch.from_numpy(part.dequantize()) if is_quantized(part) else _view(cast("HostTensor", part))
 
 
 def _view(tensor: HostTensor) -> Tensor:

@@ -7,7 +7,7 @@ share their input (q, k, v; gate and up) are one `FusedLinear` of named parts: o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 Shard = Literal["none", "column", "row"]
 
@@ -36,6 +36,69 @@ class HostTensor(Protocol):
 
     def release(self) -> None:
         """The bytes are not needed again: memory that holds them may go."""
+
+
+class QuantizedPart(Protocol):
+    """A quantized linear, as a checkpoint gives it (`checkpoint.quant_tensor.QuantTensor`, which says it all).
+
+    w[o, i] = scales[o, g(i)] * codes[o, i] + offsets[o, g(i)], where offsets may be given as -scales * zeros.
+    """
+
+    @property
+    def name(self) -> str:
+        """The linear's, without ".weight"."""
+
+    @property
+    def bits(self) -> int:
+        """Width of a code: 2, 3, 4, 6 or 8."""
+
+    @property
+    def group_size(self) -> int:
+        """Input features that share a scale."""
+
+    @property
+    def codes(self) -> Any:
+        """Numpy uint8 [out, in]."""
+
+    @property
+    def scales(self) -> Any:
+        """Numpy float32 [out, groups]."""
+
+    @property
+    def zeros(self) -> Any:
+        """Numpy uint8 or int16 [out, groups], or None."""
+
+    @property
+    def offsets(self) -> Any:
+        """Numpy float32 [out, groups], or None; exactly one of both is there."""
+
+    @property
+    def g_idx(self) -> Any:
+        """Numpy int32 [in], the group of each input feature; None: in order. Each group has its share of them."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+
+    def dequantize(self) -> Any:
+        """Numpy float32 [out, in]."""
+
+    def rows(self, first: int, last: int) -> QuantizedPart:
+        """Output features `first` to `last` - 1."""
+
+
+StoredPart = HostTensor | QuantizedPart
+"""One of the checkpoint's linears, dense or quantized."""
+
+
+def is_quantized(part: StoredPart) -> TypeGuard[QuantizedPart]:
+    """Whether a part comes as codes."""
+    return hasattr(part, "codes")
+
+
+def part_name(part: StoredPart) -> str:
+    """The linear's name, without ".weight"."""
+    return part.name.removesuffix(".weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +142,8 @@ class FusedLinear:
         parts: In the order of the output features; `name` is the checkpoint's, without ".weight".
         in_features: Input features.
         shard: How tensor parallelism would cut it: by output (column), by input (row) or not at all.
-        method: How the weight is stored; "dense" is [out_features, in_features] of the run's dtype.
+        method: How the weight is stored; "dense" is [out_features, in_features] of the run's dtype, "quantized" what
+            the backend made of codes (and of dense parts among them).
         weight: The backend's.
         bias: The backend's [out_features], or None.
     """

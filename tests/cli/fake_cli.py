@@ -56,6 +56,7 @@ def make_engine(
     resolved = SimpleNamespace(
         model="fake-model",
         dtype="float32",
+        quantization=None,
         device="cpu",
         threads=1,
         page_size=page_size,

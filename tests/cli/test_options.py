@@ -16,7 +16,7 @@ from pagedcli.core.sampling import SamplingParams
 
 FLAGS = (*MODEL_FLAGS, *POOL_FLAGS, *SAMPLING_FLAGS)
 ROOT = Path(__file__).parents[2]
-NO_SETTINGS = {"activation", "quantization", "tensor_parallel_size"}  # taken or refused by name
+NO_SETTINGS = {"tensor_parallel_size"}  # taken or refused by name
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names[0])

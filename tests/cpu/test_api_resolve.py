@@ -44,7 +44,7 @@ def test_every_setting_is_a_keyword_of_one_section() -> None:
     ("settings", "message"),
     [
         ({"pagesize": 8}, "unknown setting 'pagesize': did you mean page_size?"),
-        ({"zzz": 8}, "unknown setting 'zzz': known are allocation, "),
+        ({"zzz": 8}, "unknown setting 'zzz': known are activation, "),
         ({"block_size": 4, "page_size": 8}, "page_size is given twice"),
         ({"page_size": 1000}, "cache.page_size is 1000: choose 1 to 256"),
     ],

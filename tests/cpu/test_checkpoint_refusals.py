@@ -96,33 +96,6 @@ def test_an_adapter_is_refused_with_its_base(folder: Path) -> None:
     assert "merge_and_unload" in message
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes"])
-def test_a_quantized_config_is_refused(method: str, folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"quant_method": method}})
-    )
-    message = refused(folder)
-    assert "quantized AWQ/GPTQ checkpoints are not supported yet" in message
-    assert f"'{method}'" in message
-
-
-@pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
-def test_quantization_settings_in_a_file_of_their_own_are_refused(name: str, folder: Path) -> None:
-    (folder / name).write_text("{}")
-    message = refused(folder)
-    assert "quantized AWQ/GPTQ checkpoints are not supported yet" in message
-    assert name in message
-
-
-def test_packed_tensors_without_settings_are_refused(folder: Path) -> None:
-    name = "model.layers.0.self_attn.q_proj.qweight"
-    (folder / "model.safetensors").write_bytes(safetensors_bytes({name: np.zeros((2, 2), np.float32)}))
-    message = refused(folder)
-    assert "quantized AWQ/GPTQ checkpoints are not supported yet" in message
-    assert name in message
-
-
 def test_a_folder_without_config(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert "has no config.json" in refused(folder)

@@ -66,7 +66,6 @@ def test_dynamic_rope_is_refused_because_of_its_cached_keys() -> None:
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ("full_attention",)),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
         ({"hidden_act": "relu2"}, ("relu2", "silu", "gelu_pytorch_tanh")),
-        ({"quantization_config": {"quant_method": "awq"}}, ("awq",)),
         ({"num_key_value_heads": 2}, ("3", "2", "multiple")),
         ({"head_dim": 15}, ("head_dim 15", "odd")),
         ({"hidden_size": "48"}, ("hidden_size", "'48'")),

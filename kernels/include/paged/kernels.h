@@ -11,6 +11,7 @@
 #ifndef PAGED_KERNELS_H
 #define PAGED_KERNELS_H
 
+#include "paged/quantized.h"
 #include "paged/types.h"
 
 #ifdef __cplusplus
@@ -195,10 +196,11 @@ typedef struct PagedKernel {
 
 typedef struct PagedTable {
     int32_t abi_version;
-    const char *isa; /* "portable", "avx2", "avx512", "avx512bf16", "amx", "neon" */
+    const char *isa; /* "portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "neondot" */
     PagedKernel embedding, norm, linear, rope, attention, attention_join, gated, add, select, pack, sample, logprobs;
     /* Rows of an attention tile for a shape: depends on heads and head_dim only. */
     int64_t (*attention_tile_rows)(const PagedAttention *shape);
+    PagedKernel prepare, quantized_linear, quantized_embedding, quantized_pack;
 } PagedTable;
 
 /* The one symbol that a variant library exports. */

@@ -1,6 +1,7 @@
 """Times programs of real models' shapes, whole and kernel by kernel, beside what the machine can do.
 
     python -m paged_kernels.bench [--shape smollm2-135m] [--dtype bfloat16] [--isa amx] [--threads 2] [--json FILE]
+    python -m paged_kernels.bench --bits 4 [--group-size 64] [--activation int8]      quantized linears
 
 The limits come from kernels/bench/machine.c, compiled and run first where that is possible (a checkout, a C compiler);
 without them only rates are shown. A step's time is the best of many: other load can only add to it.
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paged_kernels.bench.shapes import SHAPES, STEPS, Shape, Step, record
+from paged_kernels.bench.shapes import SHAPES, STEPS, Shape, Step, Weights, record
 from paged_kernels.native import Program, Runtime
 
 MACHINE = Path(__file__).parents[2] / "bench" / "machine.c"
@@ -73,12 +74,13 @@ def flops_limit(limits: dict[str, float], isa: str, dtype: str) -> float:
 
 
 def measure(
-    program: Program, shape: Shape, dtype: str, step: Step, limits: dict[str, float], seconds: float
+    program: Program, shape: Shape, weights: Weights, step: Step, limits: dict[str, float], seconds: float
 ) -> dict[str, Any]:
     """One row of the table."""
+    dtype = program.dtype
     arrays = step.arrays(shape.vocab_size)
     took = best_seconds(lambda: program.run(*arrays), seconds)
-    flops, moved = step.flops(shape), step.bytes(shape, dtype)
+    flops, moved = step.flops(shape), step.bytes(shape, dtype, weights)
     row: dict[str, Any] = {
         "step": step.name,
         "ms": took * 1e3,
@@ -111,6 +113,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--isa", default="")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--bits", type=int, choices=[4, 8], help="quantize the layers' linears")
+    parser.add_argument("--group-size", type=int, default=64)
+    parser.add_argument("--activation", choices=["int8", "bfloat16", "float32"], default="int8")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each step")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -118,9 +123,12 @@ def main() -> None:
     cpus = sorted(os.sched_getaffinity(0))[: options.threads]
     runtime, shape = Runtime(options.threads, cpus=cpus, isa=options.isa), SHAPES[options.shape]
     runtime.bind_caller()
-    program = record(runtime, shape, options.dtype, STEPS)
-    rows = [measure(program, shape, options.dtype, step, limits, options.seconds) for step in STEPS]
-    print(f"{options.shape} {options.dtype} {runtime.isa}, {options.threads} threads; limits {limits}")  # noqa: T201
+    weights = Weights(options.bits, options.group_size, options.activation)
+    program = record(runtime, shape, options.dtype, STEPS, weights)
+    rows = [measure(program, shape, weights, step, limits, options.seconds) for step in STEPS]
+    print(  # noqa: T201
+        f"{options.shape} {options.dtype} {weights} {runtime.isa}, {options.threads} threads; limits {limits}"
+    )
     for row in rows:
         show(row)
     if options.json:

@@ -51,6 +51,19 @@ struct ProgramParts {
 };
 ProgramParts program_of(PyObject* object);
 
+// A packed quantized weight from ten arguments, checked: codes, scales, zeros, columns (or None), out_features, depth,
+// group_size, bits, half_scales, float_offsets.
+struct QuantizedArguments {
+    static constexpr Py_ssize_t COUNT = 10;
+    QuantizedArguments(const Arguments& arguments, Py_ssize_t first);
+
+    PagedQuantizedWeight weight;
+    const int32_t* columns;
+};
+
+// Runtime.pack_quantized, which is in quantized.cpp.
+PyObject* pack_quantized(PyObject* self, PyObject* const* values, Py_ssize_t count);
+
 // One caller at a time: a second one is told, it does not wait.
 class Busy {
 public:

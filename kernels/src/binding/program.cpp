@@ -84,6 +84,65 @@ PyObject* record_linear(PyObject* self, PyObject* const* values, Py_ssize_t coun
     ));
 }
 
+// x, features, float32_out
+PyObject* record_allocate(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    const Arguments arguments(values, count, 3);
+    return PyLong_FromLong(recording(self).program.allocate(
+        static_cast<int>(arguments.integer(0)), arguments.integer(1), arguments.truth(2)
+    ));
+}
+
+// x, weight, out_features, bias, out, column
+PyObject* record_linear_into(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    const Arguments arguments(values, count, 6);
+    ProgramObject& object = recording(self);
+    const Memory& weight = memory_of(arguments.object(1));
+    const int64_t out_features = arguments.integer(2);
+    const float* bias = floats_of(arguments.object(3), out_features, "bias");
+    object.keep(arguments.object(1));
+    object.keep(arguments.object(3));
+    object.program.linear_into(
+        static_cast<int>(arguments.integer(0)), weight.data(), static_cast<int64_t>(weight.size()), out_features, bias,
+        static_cast<int>(arguments.integer(4)), arguments.integer(5)
+    );
+    return none();
+}
+
+void keep_weight(ProgramObject& object, const Arguments& arguments, Py_ssize_t first) {
+    for (Py_ssize_t i = first; i < first + 4; i++) {
+        object.keep(arguments.object(i));
+    }
+}
+
+// x, row_kind, bias, out (or -1), column, float32_out, a weight's ten arguments
+PyObject* record_quantized_linear(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    const Arguments arguments(values, count, 6 + QuantizedArguments::COUNT);
+    ProgramObject& object = recording(self);
+    const QuantizedArguments packed(arguments, 6);
+    const float* bias = floats_of(arguments.object(2), packed.weight.out_features, "bias");
+    const int x = static_cast<int>(arguments.integer(0));
+    int out = static_cast<int>(arguments.integer(3));
+    const auto kind = static_cast<int32_t>(arguments.integer(1));
+    object.keep(arguments.object(2));
+    keep_weight(object, arguments, 6);
+    if (out >= 0) {
+        object.program.quantized_linear_into(x, packed.weight, packed.columns, bias, kind, out, arguments.integer(4));
+    } else {
+        out = object.program.quantized_linear(x, packed.weight, packed.columns, bias, arguments.truth(5), kind);
+    }
+    return PyLong_FromLong(out);
+}
+
+// hidden_size, a weight's ten arguments
+PyObject* record_quantized_embedding(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    const Arguments arguments(values, count, 1 + QuantizedArguments::COUNT);
+    ProgramObject& object = recording(self);
+    const QuantizedArguments packed(arguments, 1);
+    require(packed.columns == nullptr, "a table's features are in order");
+    keep_weight(object, arguments, 1);
+    return PyLong_FromLong(object.program.quantized_embedding(packed.weight, arguments.integer(0)));
+}
+
 Heads heads_of(const Arguments& arguments, Py_ssize_t first) {
     return {arguments.integer(first), arguments.integer(first + 1), arguments.integer(first + 2)};
 }
@@ -284,6 +343,10 @@ PyMethodDef program_methods[] = {
     {"embedding", fast<record_embedding>(), METH_FASTCALL, nullptr},
     {"norm", fast<record_norm>(), METH_FASTCALL, nullptr},
     {"linear", fast<record_linear>(), METH_FASTCALL, nullptr},
+    {"allocate", fast<record_allocate>(), METH_FASTCALL, nullptr},
+    {"linear_into", fast<record_linear_into>(), METH_FASTCALL, nullptr},
+    {"quantized_linear", fast<record_quantized_linear>(), METH_FASTCALL, nullptr},
+    {"quantized_embedding", fast<record_quantized_embedding>(), METH_FASTCALL, nullptr},
     {"rope", fast<record_rope>(), METH_FASTCALL, nullptr},
     {"attention", fast<record_attention>(), METH_FASTCALL, nullptr},
     {"gated", fast<record_gated>(), METH_FASTCALL, nullptr},

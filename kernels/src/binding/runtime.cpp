@@ -263,6 +263,10 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count) {
         {"add", sizeof(PagedAdd), &PagedTable::add},
         {"select", sizeof(PagedSelect), &PagedTable::select},
         {"pack", sizeof(PagedPack), &PagedTable::pack},
+        {"prepare", sizeof(PagedPrepare), &PagedTable::prepare},
+        {"quantized_linear", sizeof(PagedQuantizedLinear), &PagedTable::quantized_linear},
+        {"quantized_embedding", sizeof(PagedQuantizedEmbedding), &PagedTable::quantized_embedding},
+        {"quantized_pack", sizeof(PagedQuantizedPack), &PagedTable::quantized_pack},
     };
     const Arguments arguments(values, count, 2);
     Py_ssize_t length;
@@ -291,6 +295,7 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count) {
 PyMethodDef runtime_methods[] = {
     {"bind_caller", fast<bind_caller>(), METH_FASTCALL, nullptr},
     {"pack", fast<then_none<pack>>(), METH_FASTCALL, nullptr},
+    {"pack_quantized", fast<then_none<pack_quantized>>(), METH_FASTCALL, nullptr},
     {"copy_blocks", fast<then_none<copy_blocks>>(), METH_FASTCALL, nullptr},
     {"sample", fast<then_none<sample>>(), METH_FASTCALL, nullptr},
     {"logprobs", fast<then_none<logprobs>>(), METH_FASTCALL, nullptr},

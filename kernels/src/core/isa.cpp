@@ -7,6 +7,11 @@
 
 #include "error.hpp"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -21,7 +26,7 @@ namespace {
 // Tiles need the processor, the system's saving of their registers, and a permission that is asked for once a process.
 bool amx_allowed() {
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24))) {
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24)) || !(d & (1u << 25))) {
         return false;
     }
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) {
@@ -62,8 +67,10 @@ bool supported(const std::string& isa) {
 
 #elif defined(__aarch64__)
 
-// NEON is part of every 64-bit Arm.
-bool supported(const std::string& isa) { return isa == "neon" || isa == "portable"; }
+// NEON is part of every 64-bit Arm, its dot product of int8 of most.
+bool supported(const std::string& isa) {
+    return isa == "neon" || isa == "portable" || (isa == "neondot" && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0);
+}
 
 #else
 
@@ -72,7 +79,7 @@ bool supported(const std::string& isa) { return isa == "portable"; }
 #endif
 
 const std::vector<std::string>& known() {
-    static const std::vector<std::string> names{"amx", "avx512bf16", "avx512", "avx2", "neon", "portable"};
+    static const std::vector<std::string> names{"amx", "avx512bf16", "avx512", "avx2", "neondot", "neon", "portable"};
     return names;
 }
 

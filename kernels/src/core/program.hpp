@@ -36,7 +36,19 @@ struct LogitPart {
 // Adds the kernel calls that read a part of the logits; they run right after those that write it.
 using LogitReader = std::function<void(const LogitPart&, std::vector<Call>&)>;
 
-enum class OpKind { embedding, norm, linear, rope, attention, gated, add, select };
+enum class OpKind {
+    embedding,
+    norm,
+    linear,
+    rope,
+    attention,
+    gated,
+    add,
+    select,
+    prepare,
+    quantized_linear,
+    quantized_embedding
+};
 
 struct Heads {
     int64_t num_heads, num_kv_heads, head_dim;
@@ -67,6 +79,11 @@ struct Op {
     bool gated = false;
     Heads heads = {0, 0, 0};
     Cache cache = {nullptr, nullptr, 0, 0};
+    bool partial = false;  // a linear that writes only columns [column, column + size) of its output
+    int64_t column = 0;
+    PagedQuantizedWeight quantized = {nullptr, nullptr, nullptr, 0, 0, 0, 0, 0, 0};
+    const int32_t* columns = nullptr;  // of a weight with its own order of input features
+    int32_t row_kind = PAGED_ROW_F32;
 };
 
 struct Value {
@@ -86,6 +103,21 @@ public:
     int linear(
         int x, const void* weight, int64_t weight_bytes, int64_t out_features, const float* bias, bool float32_out
     );
+    // A value of x's rows whose columns the `_into` ops write, part by part.
+    int allocate(int x, int64_t features, bool float32_out);
+    void linear_into(
+        int x, const void* weight, int64_t weight_bytes, int64_t out_features, const float* bias, int out,
+        int64_t column
+    );
+    int quantized_linear(
+        int x, const PagedQuantizedWeight& weight, const int32_t* columns, const float* bias, bool float32_out,
+        int32_t row_kind
+    );
+    void quantized_linear_into(
+        int x, const PagedQuantizedWeight& weight, const int32_t* columns, const float* bias, int32_t row_kind, int out,
+        int64_t column
+    );
+    int quantized_embedding(const PagedQuantizedWeight& table, int64_t hidden_size);
     int rope(int qkv, const Heads& heads, const Op& angles, const Cache& cache);
     int attention(int q, const Heads& heads, float scale, int64_t window, const Cache& cache);
     int gated(int gate_up, int activation);
@@ -126,6 +158,9 @@ private:
         PagedGated gated;
         PagedAdd add;
         PagedSelect select;
+        PagedPrepare prepare;
+        PagedQuantizedLinear quantized_linear;
+        PagedQuantizedEmbedding quantized_embedding;
     };
     // Tiles of the step's rows for layers whose tiles have so many rows.
     struct Tiles {
@@ -135,6 +170,9 @@ private:
 
     const Value& at(int value) const;
     void check_packed(int64_t bytes, int64_t out_features, int64_t in_features) const;
+    int prepare_rows(int x, const PagedQuantizedWeight& weight, const int32_t* columns, int32_t row_kind);
+    Op quantized_op(int x, const PagedQuantizedWeight& weight, const int32_t* columns, int32_t row_kind);
+    void check_part(int x, int64_t out_features, int out, int64_t column) const;
     Cache whole_blocks(const Cache& cache, const Heads& heads) const;
     int new_value(int64_t features, int32_t dtype, bool per_logit_row);
     std::vector<int> uses() const;
@@ -154,6 +192,7 @@ private:
     void resolve(const Batch& batch, bool per_logit_row);
     bool is_per_logit_row(const Op& op) const;
     void resolve_op(const Op& op, const Batch& batch);
+    void resolve_quantized(const Op& op, const Batch& batch);
     void resolve_attention(const Op& op, const Batch& batch);
     void plan_splits(PagedAttention& params, const Batch& batch);
     void look_ahead();
@@ -162,6 +201,7 @@ private:
     int64_t rows_of(const Value& value, const Batch& batch) const;
     int64_t stride(int value) const;
     void* data(int value) const;
+    void* part(const Op& op) const;  // where its output begins
 
     const PagedTable& table_;
     Pool& pool_;

@@ -15,6 +15,10 @@ int64_t item_bytes(int32_t dtype) { return dtype == PAGED_F32 ? 4 : 2; }
 
 std::string text(int64_t number) { return std::to_string(number); }
 
+bool whole_linear(const Op& op) {
+    return (op.kind == OpKind::linear || op.kind == OpKind::quantized_linear) && !op.partial;
+}
+
 }  // namespace
 
 Program::Program(const PagedTable& table, Pool& pool, int32_t dtype, int64_t block_size)
@@ -233,7 +237,7 @@ void Program::fuse_gated() {
     std::vector<Op> fused;
     for (const Op& op : ops_) {
         Op* before = fused.empty() ? nullptr : &fused.back();
-        const bool fits = op.kind == OpKind::gated && before != nullptr && before->kind == OpKind::linear &&
+        const bool fits = op.kind == OpKind::gated && before != nullptr && whole_linear(*before) &&
                           before->outputs[0] == op.inputs[0] && counts[static_cast<size_t>(op.inputs[0])] == 1 &&
                           at(op.inputs[0]).features % (2 * PAGED_BLOCK_N) == 0 && at(op.inputs[0]).dtype == dtype_;
         if (fits) {
@@ -252,8 +256,8 @@ void Program::fuse_residual() {
     const std::vector<int> counts = uses();
     for (size_t index = 1; index < ops_.size(); index++) {
         Op &before = ops_[index - 1], &op = ops_[index];
-        const bool fits = op.kind == OpKind::norm && op.inputs[1] >= 0 && before.kind == OpKind::linear &&
-                          !before.gated && before.outputs[0] == op.inputs[0] && op.inputs[1] != op.inputs[0] &&
+        const bool fits = op.kind == OpKind::norm && op.inputs[1] >= 0 && whole_linear(before) && !before.gated &&
+                          before.outputs[0] == op.inputs[0] && op.inputs[1] != op.inputs[0] &&
                           counts[static_cast<size_t>(op.inputs[0])] == 1 && at(op.inputs[0]).dtype == dtype_;
         if (fits) {
             before.inputs[1] = op.inputs[1];
@@ -291,7 +295,7 @@ void Program::assign_op(size_t index, const std::vector<size_t>& last_use, std::
     const Op& op = ops_[index];
     // What reads a place before it writes it may write over an input that dies here: norms, sums, a linear's residual.
     const bool in_place = op.kind == OpKind::norm || op.kind == OpKind::add;
-    const bool residual_in_place = op.kind == OpKind::linear && op.inputs[1] >= 0;
+    const bool residual_in_place = whole_linear(op) && op.inputs[1] >= 0;
     auto release = [&](int value) {
         if (value >= 0 && last_use[static_cast<size_t>(value)] == index) {
             free.push_back(values_[static_cast<size_t>(value)].slot);
@@ -309,7 +313,8 @@ void Program::assign_op(size_t index, const std::vector<size_t>& last_use, std::
         release(op.inputs[1]);
     }
     for (int value : op.outputs) {
-        if (value >= 0) {
+        // Another part of an output has a slot already.
+        if (value >= 0 && values_[static_cast<size_t>(value)].slot < 0) {
             values_[static_cast<size_t>(value)].slot = take_slot(values_[static_cast<size_t>(value)], free);
         }
     }
@@ -345,7 +350,17 @@ int Program::take_slot(const Value& value, std::vector<int>& free) {
 }
 
 std::string Program::describe() const {
-    static const char* const names[] = {"embedding", "norm", "linear", "rope", "attention", "gated", "add", "select"};
+    static const char* const names[] = {"embedding",
+                                        "norm",
+                                        "linear",
+                                        "rope",
+                                        "attention",
+                                        "gated",
+                                        "add",
+                                        "select",
+                                        "prepare",
+                                        "quantized_linear",
+                                        "quantized_embedding"};
     std::ostringstream out;
     for (const Op& op : ops_) {
         out << names[static_cast<int>(op.kind)] << (op.gated ? "+gated" : "");

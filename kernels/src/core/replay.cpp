@@ -30,6 +30,11 @@ int64_t Program::stride(int value) const { return (at(value).features + 31) / 32
 
 void* Program::data(int value) const { return workspace_.data() + slots_[static_cast<size_t>(at(value).slot)].offset; }
 
+void* Program::part(const Op& op) const {
+    const int out = op.outputs[0];
+    return static_cast<char*>(data(out)) + op.column * (at(out).dtype == PAGED_F32 ? 4 : 2);
+}
+
 void* Program::output() const { return data(output_); }
 
 void Program::hold_output(bool held) {
@@ -104,11 +109,18 @@ std::vector<std::pair<const char*, double>> Program::time_calls(const Batch& bat
 
 const char* Program::name_of(const Call& call) const {
     const std::pair<const PagedKernel*, const char*> names[] = {
-        {&table_.embedding, "embedding"}, {&table_.norm, "norm"},
-        {&table_.linear, "linear"},       {&table_.rope, "rope"},
-        {&table_.attention, "attention"}, {&table_.attention_join, "attention_join"},
-        {&table_.gated, "gated"},         {&table_.add, "add"},
+        {&table_.embedding, "embedding"},
+        {&table_.norm, "norm"},
+        {&table_.linear, "linear"},
+        {&table_.rope, "rope"},
+        {&table_.attention, "attention"},
+        {&table_.attention_join, "attention_join"},
+        {&table_.gated, "gated"},
+        {&table_.add, "add"},
         {&table_.select, "select"},
+        {&table_.prepare, "prepare"},
+        {&table_.quantized_linear, "quantized_linear"},
+        {&table_.quantized_embedding, "quantized_embedding"},
     };
     for (const auto& [kernel, name] : names) {
         if (call.kernel == kernel) {
@@ -128,7 +140,7 @@ void Program::check(const Batch& batch) const {
         );
     }
     for (const Op& op : ops_) {
-        if (op.kind == OpKind::embedding) {
+        if (op.kind == OpKind::embedding || op.kind == OpKind::quantized_embedding) {
             for (int64_t row = 0; row < batch.num_tokens; row++) {
                 require(
                     batch.token_ids[row] >= 0 && batch.token_ids[row] < op.size,
@@ -232,6 +244,8 @@ void Program::look_ahead() {
             if (p.rows > FEW_ROWS) {
                 next = {};
             }
+        } else if (call->kernel == &table_.quantized_linear) {
+            next = {};  // another linear than the one before, with less to fetch
         }
     }
 }
@@ -272,8 +286,8 @@ void Program::resolve_op(const Op& op, const Batch& batch) {
             push(table_.linear).linear = {
                 data(in),        op.weight,
                 op.bias,         other < 0 ? nullptr : data(other),
-                data(out),       rows,
-                at(in).features, op.gated ? 2 * at(out).features : at(out).features,
+                part(op),        rows,
+                at(in).features, op.partial ? op.size : op.gated ? 2 * at(out).features : at(out).features,
                 stride(in),      other < 0 ? 0 : stride(other),
                 stride(out),     dtype_,
                 at(out).dtype,   op.gated,
@@ -321,6 +335,11 @@ void Program::resolve_op(const Op& op, const Batch& batch) {
             push(table_.select).select = {
                 data(in), batch.logit_rows, data(out), rows, at(out).features, stride(in), stride(out), dtype_,
             };
+            break;
+        case OpKind::prepare:
+        case OpKind::quantized_linear:
+        case OpKind::quantized_embedding:
+            resolve_quantized(op, batch);
             break;
     }
 }

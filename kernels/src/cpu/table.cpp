@@ -25,6 +25,10 @@ PagedTable make_table() {
         SAMPLE,
         LOGPROBS,
         attention_tile_rows,
+        PREPARE,
+        QUANTIZED_LINEAR,
+        QUANTIZED_EMBEDDING,
+        QUANTIZED_PACK,
     };
 }
 

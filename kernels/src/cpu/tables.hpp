@@ -6,7 +6,7 @@
 namespace paged::PAGED_VARIANT {
 
 extern const PagedKernel EMBEDDING, NORM, LINEAR, ROPE, ATTENTION, ATTENTION_JOIN, GATED, ADD, SELECT, PACK, SAMPLE,
-    LOGPROBS;
+    LOGPROBS, PREPARE, QUANTIZED_LINEAR, QUANTIZED_EMBEDDING, QUANTIZED_PACK;
 
 int64_t attention_tile_rows(const PagedAttention* shape);
 

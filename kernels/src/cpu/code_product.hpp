@@ -1,0 +1,118 @@
+// A few int8 rows times some packed blocks of sixteen outputs, the codes as they lie.
+//
+// The integers are exact, and a block's sums are scaled and added in the order of `Grid::each`: every output sees the
+// same operations whatever the number of rows and blocks.
+#pragma once
+
+#include "codes.hpp"
+#include "product.hpp"
+
+namespace paged::PAGED_VARIANT {
+
+// Sums of a step's blocks lie side by side.
+constexpr int64_t SUMS_STRIDE = 16 * MAX_BLOCKS;
+// Bytes ahead of a stream of codes that is read once.
+constexpr int64_t CODES_AHEAD = 2048;
+
+// Rows and blocks of one inner loop with int8 rows.
+#if defined(PAGED_SIMD_AVX512)
+constexpr int CODE_ROWS = 6;
+constexpr int code_blocks(int rows) { return rows == 1 ? 4 : 2; }
+#elif defined(PAGED_SIMD_PORTABLE)
+constexpr int CODE_ROWS = 2;
+constexpr int code_blocks(int) { return 1; }
+#else
+constexpr int CODE_ROWS = 4;
+constexpr int code_blocks(int rows) { return rows == 1 ? 2 : 1; }
+#endif
+
+// Features [k, k + 32 / Bits) of M rows and B blocks.
+template <int Bits, int M, int B>
+PAGED_INLINE void code_step(
+    I16 (&sums)[M][B], const char* x, int64_t x_stride, const uint8_t* const (&codes)[B], int64_t k
+) {
+    I16 lines[B];
+    unroll<B>([&](auto b) {
+        lines[b] = load_words(codes[b] + k * (2 * Bits));
+        if constexpr (M == 1) {
+            __builtin_prefetch(codes[b] + k * (2 * Bits) + CODES_AHEAD);
+        }
+    });
+    auto add = [&](int64_t offset, const I16(&bytes)[B]) {
+        unroll<M>([&](auto m) {
+            int32_t quad;
+            std::memcpy(&quad, x + m * x_stride + k + offset, 4);
+            unroll<B>([&](auto b) {
+                sums[m][b] = Bits == 4 ? dot4(sums[m][b], bytes[b], quad) : dot4_bytes(sums[m][b], bytes[b], quad);
+            });
+        });
+    };
+    if constexpr (Bits == 4) {
+        I16 nibbles[B];
+        unroll<B>([&](auto b) { nibbles[b] = low_nibbles(lines[b]); });
+        add(0, nibbles);
+        unroll<B>([&](auto b) { nibbles[b] = high_nibbles(lines[b]); });
+        add(4, nibbles);
+    } else {
+        add(0, lines);
+    }
+}
+
+// M rows times B blocks; out [M][SUMS_STRIDE].
+template <int Bits, int M, int B>
+PAGED_OUTLINE void multiply_codes(
+    const PagedQuantizedWeight& w, const Grid& grid, const char* x, int64_t x_stride, const Column* columns, float* out
+) {
+    F16 totals[M][B];
+    unroll<M>([&](auto m) { unroll<B>([&](auto b) { totals[m][b] = zero(); }); });
+    const uint8_t* codes[B];
+    unroll<B>([&](auto b) { codes[b] = columns[b].codes; });
+    const float* scales[M];
+    unroll<M>([&](auto m) { scales[m] = reinterpret_cast<const float*>(x + m * x_stride + grid.depth); });
+    const int64_t blocks = grid.blocks();
+    grid.each([&](int64_t block, int64_t group, int64_t first, int64_t last) {
+        I16 sums[M][B];
+        unroll<M>([&](auto m) { unroll<B>([&](auto b) { sums[m][b] = zero_words(); }); });
+        for (int64_t k = first; k < last; k += 32 / Bits) {
+            code_step<Bits, M, B>(sums, x, x_stride, codes, k);
+        }
+        unroll<B>([&](auto b) {
+            const F16 scale = columns[b].scale(group);
+            if (w.float_offsets) {
+                const F16 offset = columns[b].offset(group);
+                unroll<M>([&](auto m) {
+                    const float row_scale = scales[m][block], row_sum = scales[m][blocks + block];
+                    const F16 total = fma(to_floats(sums[m][b]), scale * set1(row_scale), totals[m][b]);
+                    totals[m][b] = fma(offset, set1(row_scale * row_sum), total);
+                });
+            } else {
+                const F16 minus = zero() - columns[b].zero(group);
+                unroll<M>([&](auto m) {
+                    // Whole numbers below 2^24: no rounding.
+                    const F16 sum = fma(minus, set1(scales[m][blocks + block]), to_floats(sums[m][b]));
+                    totals[m][b] = fma(sum, scale * set1(scales[m][block]), totals[m][b]);
+                });
+            }
+        });
+    });
+    unroll<M>([&](auto m) { unroll<B>([&](auto b) { store(out + m * SUMS_STRIDE + 16 * b, totals[m][b]); }); });
+}
+
+template <int Bits, int M>
+void multiply_code_rows(
+    const PagedQuantizedWeight& w, const Grid& grid, const char* x, int64_t x_stride, const Column* columns, int count,
+    float* out
+) {
+    constexpr int most = code_blocks(M);
+    int b = 0;
+    for (; b + most <= count; b += most) {
+        multiply_codes<Bits, M, most>(w, grid, x, x_stride, columns + b, out + 16 * b);
+    }
+    if constexpr (most > 1) {
+        for (; b < count; b++) {
+            multiply_codes<Bits, M, 1>(w, grid, x, x_stride, columns + b, out + 16 * b);
+        }
+    }
+}
+
+}  // namespace paged::PAGED_VARIANT

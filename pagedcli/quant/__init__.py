@@ -1,0 +1,1 @@
+"""Making quantized models: calibration, quantizers, quality report. Imports nothing heavy by itself."""

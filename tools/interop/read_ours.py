@@ -1,0 +1,216 @@
+"""`make interop`: what paged writes, read by the packages whose formats they are, each in an environment of its own.
+
+    python tools/interop/read_ours.py [--only NAME ...] [--json FILE]
+
+A small random model is written in every format and option; each package reads what it should be able to read, and what
+it makes of it is compared with the weights that the codes mean. Environments are made once in build/interop from
+configs/interop/NAME.txt or configs/backends/NAME.txt; PAGED_INTEROP_PYTHON_NAME (upper case, _ for -) names the Python
+of one that is there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
+
+from pagedcli.checkpoint.quant_tensor import QuantTensor  # noqa: E402
+from pagedcli.checkpoint.quant_writer import Target, WriteSettings, write_quantized  # noqa: E402
+from pagedcli.checkpoint.sources import open_checkpoint  # noqa: E402
+from tests.fixtures_checkpoints import write_tiny_checkpoint  # noqa: E402
+from tests.quant_logits import IDS, reference_logits  # noqa: E402
+from tests.quant_support import quantize  # noqa: E402
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 2048,
+}
+TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A format with its options."""
+
+    target: Target
+    bits: int
+    group: int
+    symmetric: bool
+    act_order: bool = False
+    tied: bool = True
+    kept: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its folder and its row."""
+        parts = [self.target, f"{self.bits}bit", f"g{self.group}", "sym" if self.symmetric else "asym"]
+        parts += ["act-order"] * self.act_order + ["untied"] * (not self.tied) + ["kept"] * bool(self.kept)
+        return "-".join(parts)
+
+
+KEPT = ("model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj")
+AWQ = (
+    Variant("autoawq", 4, 64, False),
+    Variant("autoawq", 4, 128, False, tied=False),
+    Variant("autoawq", 4, -1, False),
+    Variant("autoawq", 4, 64, True),
+    Variant("autoawq", 4, 64, False, kept=KEPT),
+)
+GPTQ = (
+    Variant("gptq", 4, 64, True),
+    Variant("gptq", 4, 64, True, act_order=True),
+    Variant("gptq", 4, -1, True, tied=False),
+    Variant("gptq", 8, 64, True),
+    Variant("gptq", 4, 64, True, kept=KEPT),
+    Variant("gptq_v2", 4, 64, False),
+    Variant("gptq_v2", 8, 64, False, act_order=True),
+)
+COMPRESSED = (
+    Variant("compressed-tensors", 8, -1, True),
+    Variant("compressed-tensors", 8, 64, True),
+    Variant("compressed-tensors", 4, 64, False),
+    Variant("compressed-tensors", 4, 64, True, act_order=True),
+    Variant("compressed-tensors", 8, 64, True, kept=KEPT),
+)
+READS = {
+    "autoawq": AWQ,
+    "auto-gptq": GPTQ,
+    "gptqmodel": (*AWQ, *GPTQ),
+    "compressed-tensors": COMPRESSED,
+    "transformers": (*AWQ, *GPTQ, *COMPRESSED),
+    "vllm": (*AWQ, *GPTQ, *COMPRESSED),
+}
+# transformers reads these formats by other packages, which are in their environment.
+ENVIRONMENTS = {"transformers": "gptqmodel", "compressed-tensors": "llm-compressor"}
+
+
+def write(variant: Variant, folder: Path) -> dict[str, np.ndarray]:
+    """The folder; returns the weights that it means, float32 by name."""
+    source = write_tiny_checkpoint(
+        folder.with_name(folder.name + "-source"),
+        "llama",
+        dtype="float16",
+        tie_word_embeddings=variant.tied,
+        **SIZES,
+    )
+    checkpoint = open_checkpoint(source)
+    random, meant, tensors = np.random.default_rng(0), {}, []
+    for name in checkpoint.names():
+        stored = checkpoint.tensor(name)
+        values = stored.data.view(np.float16).reshape(stored.shape).astype(np.float32)
+        meant[name] = values
+        linear = name.removesuffix(".weight")
+        if name.endswith("_proj.weight") and linear not in variant.kept:
+            order = random.permutation(values.shape[1]) if variant.act_order else None
+            grid = quantize(values, variant.bits, variant.group, symmetric=variant.symmetric, order=order)
+            meant[name] = grid.weight().astype(np.float32)
+            g_idx = grid.g_idx.astype(np.int32) if variant.act_order else None
+            codes, zeros = grid.codes.astype(np.uint8), grid.zeros.astype(np.uint8)
+            scales = grid.scales.astype(np.float32)
+            tensors.append(
+                QuantTensor(linear, variant.bits, grid.group, codes, scales, zeros, None, g_idx, "rtn")
+            )
+    group = variant.group if variant.group != SIZES["intermediate_size"] else -1
+    settings = WriteSettings(
+        variant.target, variant.bits, group, variant.symmetric, variant.act_order, variant.kept, "float16"
+    )
+    write_quantized(folder, checkpoint, tensors, settings)
+    return meant
+
+
+def judge(found: dict[str, np.ndarray], config: dict[str, Any], meant: dict[str, np.ndarray]) -> str:
+    """Whether what was found is "equal", "close" or "WRONG", with the worst difference."""
+    if "logits" not in found and "logprobs" not in found:
+        wanted = {name for name in meant if name.endswith("_proj.weight")} & set(found)
+        worst = max(
+            float(np.abs(found[name] - meant[name]).max() / np.abs(meant[name]).max()) for name in wanted
+        )
+        return "equal" if worst < 1e-6 else f"close ({worst:.1e})" if worst < 2e-3 else f"WRONG ({worst:.1e})"
+    logits = reference_logits(config, meant)
+    if "logits" in found:
+        worst = float(np.abs(found["logits"] - logits).max() / np.abs(logits).max())
+        return f"close ({worst:.1e})" if worst < 2e-2 else f"WRONG ({worst:.1e})"
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    logprobs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    worst = float(np.abs(found["logprobs"] - logprobs[np.arange(len(IDS) - 1), IDS[1:]]).max())
+    return f"close ({worst:.1e} nats)" if worst < 0.1 else f"WRONG ({worst:.1e} nats)"
+
+
+def python_of(package: str) -> str:
+    """The Python of a package's environment, which is made if it is not there."""
+    name = ENVIRONMENTS.get(package, package)
+    given = os.environ.get(f"PAGED_INTEROP_PYTHON_{name.upper().replace('-', '_')}")
+    if given:
+        return given
+    home = ROOT / "build" / "interop" / name
+    python = home / "bin" / "python"
+    if not (home / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        files = [ROOT / "configs" / part / f"{name}.txt" for part in ("interop", "backends")]
+        requirements = next(file for file in files if file.exists())
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)], check=True)
+        (home / "complete").touch()
+    return str(python)
+
+
+def try_one(package: str, variant: Variant, work: Path) -> tuple[str, str]:
+    """(version, outcome) of one cell."""
+    folder = work / variant.name
+    meant = write(variant, folder)
+    out = work / f"{package}-{variant.name}.npz"
+    command = [
+        python_of(package),
+        str(ROOT / "tools" / "interop" / "peer.py"),
+        package,
+        str(folder),
+        str(out),
+    ]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
+    )
+    if not out.exists():
+        lines = [
+            line for line in (run.stderr + run.stdout).splitlines() if "Error" in line or "error" in line
+        ]
+        return package, "refused: " + (lines[-1].strip()[:160] if lines else f"exit code {run.returncode}")
+    found = dict(np.load(out))
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("quantization_config")
+    return str(found.pop("version")), judge(found, config, meant)
+
+
+def main() -> int:
+    """Try all cells; exit code 1 if one is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="*", choices=list(READS), default=list(READS))
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "interop.json")
+    options = parser.parse_args()
+    cells = []
+    with tempfile.TemporaryDirectory() as work:
+        for package in options.only:
+            for variant in READS[package]:
+                version, outcome = try_one(package, variant, Path(work))
+                print(f"{version:28} {variant.name:44} {outcome}", flush=True)
+                cells.append({"package": version, "variant": variant.name, "outcome": outcome})
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(cells, indent=1) + "\n")
+    return int(any("WRONG" in cell["outcome"] for cell in cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
