@@ -88,7 +88,8 @@ COMPRESSED = (
 )
 READS = {
     "autoawq": AWQ,
-    "auto-gptq": GPTQ,
+    # It knows neither version 2 nor layers left dense: it reads such folders and computes nonsense (docs/formats.md).
+    "auto-gptq": tuple(v for v in GPTQ if v.target == "gptq" and not v.kept),
     "gptqmodel": (*AWQ, *GPTQ),
     "compressed-tensors": COMPRESSED,
     "transformers": (*AWQ, *GPTQ, *COMPRESSED),
