@@ -27,7 +27,7 @@
 enum { TRIES = 5, STREAMS = 4, ACCUMULATORS = 12 };
 
 static int num_threads;
-static char *memory;
+static char* memory;
 static size_t memory_bytes;
 static pthread_barrier_t barrier;
 
@@ -46,8 +46,8 @@ struct Job {
     double done, start, end;
 };
 
-static void *run_job(void *argument) {
-    struct Job *job = argument;
+static void* run_job(void* argument) {
+    struct Job* job = argument;
     pthread_barrier_wait(&barrier);
     job->start = now();
     job->done = job->work(job->thread);
@@ -81,11 +81,11 @@ static double rate(Work work) {
 
 static double read_memory(int thread) {
     const size_t part = memory_bytes / (size_t)num_threads / STREAMS / 256 * 256;
-    const char *streams = memory + (size_t)thread * part * STREAMS;
+    const char* streams = memory + (size_t)thread * part * STREAMS;
     uint64_t sums[8] = {0};
     for (size_t at = 0; at < part; at += 64) {
         for (int s = 0; s < STREAMS; s++) {
-            const char *line = streams + (size_t)s * part + at;
+            const char* line = streams + (size_t)s * part + at;
             __builtin_prefetch(line + 2048);
             uint64_t words[8];
             memcpy(words, line, sizeof(words));
@@ -225,10 +225,10 @@ static double tiles_bf16(int thread) {
 }
 #endif
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
     num_threads = argc > 1 ? atoi(argv[1]) : 1;
     memory_bytes = (size_t)(argc > 2 ? atoi(argv[2]) : 1024) << 20;
-    if (num_threads < 1 || num_threads > 256 || posix_memalign((void **)&memory, 1 << 21, memory_bytes)) {
+    if (num_threads < 1 || num_threads > 256 || posix_memalign((void**)&memory, 1 << 21, memory_bytes)) {
         fprintf(stderr, "usage: machine THREADS [MEGABYTES]\n");
         return 2;
     }

@@ -1,5 +1,5 @@
-// Checks the kernels without Python, for sanitizers and for machines that are emulated: every variant whose library lies
-// beside the program and that this machine runs.
+// Checks the kernels without Python, for sanitizers and for machines that are emulated: every variant whose library
+// lies beside the program and that this machine runs.
 //
 // Every array is a heap block of exactly its size, so that the address sanitizer sees each step beyond it. Results are
 // compared with plain loops in double precision, and rows with themselves in other company, bit by bit. The calls go
@@ -306,8 +306,9 @@ struct Checker {
         return out;
     }
 
-    void check_quantized(int64_t rows, int64_t depth, int64_t outputs, int32_t bits, int64_t group, bool offsets)
-        const {
+    void check_quantized(
+        int64_t rows, int64_t depth, int64_t outputs, int32_t bits, int64_t group, bool offsets
+    ) const {
         const Quantized q = quantize(outputs, depth, bits, group, offsets);
         Array x(dtype, rows * depth);
         x.fill(22);
@@ -578,7 +579,8 @@ struct Checker {
             logprobs.data(),
             ranks.data(),
             top_ids.data(),
-            top.data()};
+            top.data()
+        };
         call(table.sample, &p);
         int64_t best = 0;
         for (int64_t i = 1; i < size; i++) {

@@ -175,7 +175,8 @@ def _weights(checkpoint: Checkpoint, item: int, dtype: str) -> str:
     if found is None:
         return f"{show_bytes(_num_parameters(checkpoint) * item)} for weights in {dtype}"
     dense = (_num_parameters(checkpoint) - found.num_weights) * item
-    return f"{show_bytes(dense + found.num_bytes)} for weights, {show_bytes(found.num_bytes)} of it as codes, the rest in {dtype}"
+    total, codes = show_bytes(dense + found.num_bytes), show_bytes(found.num_bytes)
+    return f"{total} for weights, {codes} of it as codes, the rest in {dtype}"
 
 
 def _num_parameters(checkpoint: Checkpoint) -> int:

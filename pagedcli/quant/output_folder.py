@@ -8,11 +8,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import ConfigError
 from pagedcli.quant.options import QuantizePlan
 from pagedcli.quant.quality import QUALITY_FILE
 from pagedcli.quant.request import QuantizeRequest
-from pagedcli.runtime.memory import free_memory, show_bytes
+from pagedcli.runtime.memory import free_memory
 
 WORK_FOLDER = "quantize-work"
 DEFAULT_NAME = "SmolLM2-135M-Instruct"

@@ -9,12 +9,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pagedcli.checkpoint.sources import open_checkpoint
 from pagedcli.errors import CheckpointError
-from tests.fixtures_checkpoints import safetensors_bytes
 
 MakeModel = Callable[..., Path]
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from pagedcli.checkpoint.sources import open_checkpoint
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import MissingDependencyError
 from pagedcli.quant.backends import environment
 from pagedcli.quant.backends.clean import clean_output
 from pagedcli.quant.backends.environment import BACKENDS, python_of
 from pagedcli.quant.backends.process import BackendError, run_backend
 from pagedcli.quant.dense_folder import write_dense
-from pagedcli.runtime.memory import show_bytes
 from tests.conftest import MakeModel
 
 

@@ -32,21 +32,17 @@ extern "C" {
 #define PAGED_INT8_BLOCK 128
 
 /* What rows are before they meet a quantized weight. */
-typedef enum PagedRowKind {
-    PAGED_ROW_F32 = 0,
-    PAGED_ROW_BF16 = 1,
-    PAGED_ROW_INT8 = 2
-} PagedRowKind;
+typedef enum PagedRowKind { PAGED_ROW_F32 = 0, PAGED_ROW_BF16 = 1, PAGED_ROW_INT8 = 2 } PagedRowKind;
 
 typedef struct PagedQuantizedWeight {
-    const uint8_t *codes;
-    const void *scales;
-    const void *zeros;
+    const uint8_t* codes;
+    const void* scales;
+    const void* zeros;
     int64_t out_features, depth;
-    int64_t group_size;     /* a multiple of 16; at least depth: one group */
-    int32_t bits;           /* 4 or 8 */
-    int32_t half_scales;    /* 1: halves, 0: floats */
-    int32_t float_offsets;  /* 1: float offsets, 0: uint8 zero points */
+    int64_t group_size;    /* a multiple of 16; at least depth: one group */
+    int32_t bits;          /* 4 or 8 */
+    int32_t half_scales;   /* 1: halves, 0: floats */
+    int32_t float_offsets; /* 1: float offsets, 0: uint8 zero points */
 } PagedQuantizedWeight;
 
 /*
@@ -55,48 +51,48 @@ typedef struct PagedQuantizedWeight {
  *   int8 row:   q [depth] int8 | scales [blocks] float | sums of the block's q [blocks] float
  */
 typedef struct PagedPrepare {
-    const void *x;          /* [rows, in_features] of dtype */
-    const int32_t *columns; /* [depth] the feature that comes there, -1: none; or null: as they lie */
-    void *out;              /* [rows, depth] of kind */
+    const void* x;          /* [rows, in_features] of dtype */
+    const int32_t* columns; /* [depth] the feature that comes there, -1: none; or null: as they lie */
+    void* out;              /* [rows, depth] of kind */
     int64_t rows, in_features, depth, group_size;
-    int64_t x_stride;       /* elements */
-    int64_t out_stride;     /* bytes */
+    int64_t x_stride;   /* elements */
+    int64_t out_stride; /* bytes */
     int32_t dtype, kind;
 } PagedPrepare;
 
 /* out = x @ weight.T + bias (+ residual), or gated, as PagedLinear. Items: blocks of outputs for groups of rows. */
 typedef struct PagedQuantizedLinear {
-    const void *x;                      /* prepared rows */
-    const PagedQuantizedWeight *weight;
-    const float *bias;                  /* [out_features] or null */
-    const void *residual;               /* [rows, out_features] of out_dtype or null; may be out; not with gated */
-    void *out;                          /* [rows, out_features] of out_dtype; gated: [rows, out_features / 2] */
+    const void* x; /* prepared rows */
+    const PagedQuantizedWeight* weight;
+    const float* bias;    /* [out_features] or null */
+    const void* residual; /* [rows, out_features] of out_dtype or null; may be out; not with gated */
+    void* out;            /* [rows, out_features] of out_dtype; gated: [rows, out_features / 2] */
     int64_t rows;
-    int64_t x_stride;                   /* bytes */
+    int64_t x_stride; /* bytes */
     int64_t residual_stride, out_stride;
-    int32_t kind;                       /* of x */
+    int32_t kind; /* of x */
     int32_t out_dtype;
     int32_t gated, activation;
 } PagedQuantizedLinear;
 
 /* Dequantized rows of a table by token id, rounded to dtype. Items: rows. */
 typedef struct PagedQuantizedEmbedding {
-    const PagedQuantizedWeight *table;
-    const int64_t *token_ids;
-    void *out;
+    const PagedQuantizedWeight* table;
+    const int64_t* token_ids;
+    void* out;
     int64_t rows, hidden_size, out_stride;
     int32_t dtype;
 } PagedQuantizedEmbedding;
 
 /* Rows row_offset to row_offset + rows - 1 of a packed weight. Items: blocks of 16 output features. */
 typedef struct PagedQuantizedPack {
-    const uint8_t *source;       /* [rows, in_features] one code a byte */
-    const float *source_scales;  /* [rows, groups] */
-    const void *source_zeros;    /* [rows, groups] uint8 zero points or float offsets, as packed */
-    const int32_t *columns;      /* as in PagedPrepare */
-    uint8_t *codes;              /* all zeroed before the first part */
-    void *scales;
-    void *zeros;
+    const uint8_t* source;      /* [rows, in_features] one code a byte */
+    const float* source_scales; /* [rows, groups] */
+    const void* source_zeros;   /* [rows, groups] uint8 zero points or float offsets, as packed */
+    const int32_t* columns;     /* as in PagedPrepare */
+    uint8_t* codes;             /* all zeroed before the first part */
+    void* scales;
+    void* zeros;
     int64_t rows, row_offset, in_features, depth;
     int64_t groups, packed_groups; /* of a stored row and, at least as many, of a packed one */
     int32_t bits, half_scales, float_offsets;

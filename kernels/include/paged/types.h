@@ -1,4 +1,5 @@
-/* What every part of the kernels shares: element types, weight layouts, the ABI's version. Plain C, no torch, no Python. */
+/* What every part of the kernels shares: element types, weight layouts, the ABI's version. Plain C, no torch, no
+ * Python. */
 #ifndef PAGED_TYPES_H
 #define PAGED_TYPES_H
 

@@ -87,7 +87,9 @@ PyObject* pack(PyObject* self, PyObject* const* values, Py_ssize_t count) {
         order->contiguous("order").at_least(params.rows, "order");
         params.order = order->data<int64_t>();
         for (int64_t i = 0; i < params.rows; i++) {
-            require(params.order[i] >= 0 && params.order[i] < params.rows, "an order of rows names one that is not there");
+            require(
+                params.order[i] >= 0 && params.order[i] < params.rows, "an order of rows names one that is not there"
+            );
         }
     }
     RuntimeObject& runtime = self_of<RuntimeObject>(self);
@@ -247,7 +249,7 @@ PyObject* logprobs(PyObject* self, PyObject* const* values, Py_ssize_t count) {
 struct NamedKernel {
     const char* name;
     size_t params_bytes;
-    PagedKernel PagedTable::*kernel;
+    PagedKernel PagedTable::* kernel;
 };
 
 // name, params: one kernel on memory that the caller vouches for, for tests and measurements.

@@ -1,7 +1,7 @@
 // Slots: the batch state of an engine, and its steps by one call each.
 //
-// A plan's entries come as they are, tuples that the scheduler made: reading nine items of a tuple is cheaper than making
-// arrays of them.
+// A plan's entries come as they are, tuples that the scheduler made: reading nine items of a tuple is cheaper than
+// making arrays of them.
 #include <chrono>
 #include <cstring>
 
@@ -120,8 +120,8 @@ void add_entry(SlotsObject& object, PyObject* entry) {
     }
     const int samples = PyObject_IsTrue(item_of(entry, SAMPLES));
     const Entry values = {
-        integer_of(item_of(entry, REQUEST)), slot, integer_of(item_of(entry, START)), integer_of(item_of(entry, COUNT)),
-        samples != 0,
+        integer_of(item_of(entry, REQUEST)), slot,         integer_of(item_of(entry, START)),
+        integer_of(item_of(entry, COUNT)),   samples != 0,
     };
     object.slots.add(values, object.offsets);
 }

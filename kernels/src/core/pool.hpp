@@ -7,8 +7,8 @@
 //   call 0:  thread 0 | 0 1 2 3 |   thread 1 | 4 5 6 7 |      each range: one word (epoch, next, end)
 //            items left: 8, counted down                       one word (epoch, left)
 //
-// A call that one thread does at once (a norm of one row) is done by whoever finishes the call before it: nobody is told
-// of that one's end, everybody of both.
+// A call that one thread does at once (a norm of one row) is done by whoever finishes the call before it: nobody is
+// told of that one's end, everybody of both.
 //
 // Every word carries the number of the run, the epoch: a thread that comes late, even after the run has ended and the
 // next has begun, finds another epoch and touches nothing.
@@ -40,8 +40,8 @@ struct Call {
 
 class Pool {
 public:
-    // `cpus`: logical CPUs to pin to, one per thread; empty: the system places them. Who leaves some CPUs to others must
-    // not choose: two such pools would meet on the first ones.
+    // `cpus`: logical CPUs to pin to, one per thread; empty: the system places them. Who leaves some CPUs to others
+    // must not choose: two such pools would meet on the first ones.
     Pool(int threads, std::vector<int> cpus);
     ~Pool();
     Pool(const Pool&) = delete;

@@ -235,7 +235,8 @@ void Program::look_ahead() {
         if (call->kernel == &table_.linear) {
             const auto& p = *static_cast<const PagedLinear*>(call->params);
             const int64_t depth = (p.in_features + PAGED_BLOCK_K - 1) / PAGED_BLOCK_K * PAGED_BLOCK_K;
-            const int64_t bytes = p.out_features / PAGED_BLOCK_N * PAGED_BLOCK_N * depth * (p.dtype == PAGED_F32 ? 4 : 2);
+            const int64_t bytes =
+                p.out_features / PAGED_BLOCK_N * PAGED_BLOCK_N * depth * (p.dtype == PAGED_F32 ? 4 : 2);
             const char* weight = static_cast<const char*>(p.weight);
             next = {{weight, nullptr}, bytes};
             if (p.gated) {

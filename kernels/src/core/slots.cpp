@@ -55,8 +55,8 @@ void Slots::admit(
     Slot& state = at(slot);
     const auto count = static_cast<int64_t>(tokens.size()), blocks = static_cast<int64_t>(table.size());
     promise(
-        count >= 1 && count <= sizes_.max_model_len && blocks <= table_width_, "slot ", slot, ": ", count, " tokens in ",
-        blocks, " blocks"
+        count >= 1 && count <= sizes_.max_model_len && blocks <= table_width_, "slot ", slot, ": ", count,
+        " tokens in ", blocks, " blocks"
     );
     for (int32_t token : tokens) {  // the kernels trust the ids that they look up
         promise(token >= 0 && token < sizes_.vocab_size, "slot ", slot, ": ids beyond the vocabulary");

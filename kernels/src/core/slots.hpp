@@ -1,7 +1,7 @@
 // What the engine remembers of running sequences, slot by slot, and the arrays of a step made of it.
 //
-// A step's entries are added one by one; each continues the sequence of its slot. So a step is laid out by one pass over
-// its entries, in memory that is there, and what is sampled is where the next step finds it.
+// A step's entries are added one by one; each continues the sequence of its slot. So a step is laid out by one pass
+// over its entries, in memory that is there, and what is sampled is where the next step finds it.
 //
 //   token store, a row per slot | prompt ... sampled ... |      tables, a row per slot | 7 3 9 . |
 //

@@ -47,7 +47,8 @@ inline Tile tile_at(const PagedAttention& p, int64_t index) {
         position,
         position + count - 1,
         length,
-        p.block_table + sequence * p.table_stride};
+        p.block_table + sequence * p.table_stride
+    };
 }
 
 inline Span span_of(const PagedAttention& p, const Tile& tile, int64_t split) {

@@ -269,7 +269,8 @@ void run_tiles(
     auto* products = room.take<BlockSums>(TILE_SUMS);
     const int64_t scales = 16 * round_up(grid.blocks(), 16);
     const TileRows tiles[2] = {
-        {room.take<float>(scales), room.take<float>(scales)}, {room.take<float>(scales), room.take<float>(scales)}};
+        {room.take<float>(scales), room.take<float>(scales)}, {room.take<float>(scales), room.take<float>(scales)}
+    };
     CodeShapes shapes(tile_width(grid));
     Panels panels;
     for (int64_t begin = first; begin < last; begin += chunk) {

@@ -60,8 +60,9 @@ PAGED_INLINE T from_float(float x) {
 // Calls f(0), f(1), ... with compile-time indices: arrays indexed by them stay in registers.
 template <int N, class F>
 PAGED_INLINE void unroll(F&& f) {
-    [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
-    (std::make_integer_sequence<int, N>{});
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+        (f(std::integral_constant<int, I>{}), ...);
+    }(std::make_integer_sequence<int, N>{});
 }
 
 #if defined(PAGED_SIMD_AVX512)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagedcli.checkpoint.sources import cache_folder
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import MissingDependencyError
 from pagedcli.quant.request import Watcher
-from pagedcli.runtime.memory import show_bytes
 
 if sys.platform != "win32":
     import fcntl
