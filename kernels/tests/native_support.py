@@ -46,7 +46,7 @@ def struct(name: str) -> type[ctypes.Structure]:
     for line in body[1].split(";"):
         if not line.strip():
             continue
-        kind, names = re.fullmatch(r"(?:const )?(\w+) (.*)", line.strip(), flags=re.DOTALL).groups()  # type: ignore[union-attr]
+        kind, names = re.fullmatch(r"(?:const )?(\w+)\b\s*(.*)", line.strip(), flags=re.DOTALL).groups()  # type: ignore[union-attr]
         for part in names.split(","):
             pointer = "*" in part
             fields.append((part.strip(" *\n"), ctypes.c_void_p if pointer else _C_TYPES[kind]))

@@ -131,5 +131,5 @@ MUTANTS = (
     one("a preemption is taken for something else", PACING, "entry.epoch != request.token_epoch", "False",
         "test_pacing:test_preemption_is_a_cause"),
     one("no margin, and no floor", POLICY, "max(MIN_CHUNK, int(", "max(0, int(",
-        "test_pacing:test_a_pace_that_cannot_be_kept_makes_late_and_not_lost"),
+        "test_pacing:test_prompts_advance_however_dear_they_are"),
 )  # fmt: skip

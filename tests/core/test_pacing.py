@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pagedcli.config import SchedulerConfig
+from pagedcli.core import policy
 from pagedcli.core.kv_manager import PagedKV
 from pagedcli.core.pacing import MissCause
 from pagedcli.core.plan import StepPlan, StepResult
@@ -158,6 +159,12 @@ def test_a_pace_that_cannot_be_kept_makes_late_and_not_lost() -> None:
     assert len(machine.outputs[9]) == 3
     assert machine.misses[MissCause.BATCH] > 200
     assert machine.misses[MissCause.PREFILL] <= 4
+
+
+def test_prompts_advance_however_dear_they_are() -> None:
+    """A prompt token that takes longer than the pace leaves room for: chunks get small, they do not end (P5)."""
+    for wanted, decodes, token in ((0.05, 0.01, 1.0), (0.05, 0.2, 1.0), (0.0, 0.0, 1.0), (-1.0, 0.0, 1e-3)):
+        assert policy.prompt_budget(wanted, decodes, token) == policy.MIN_CHUNK
 
 
 def test_causes_are_told_apart() -> None:

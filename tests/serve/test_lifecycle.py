@@ -183,7 +183,8 @@ def test_a_real_model_is_served_and_stops(tiny_checkpoint: MakeModel) -> None:
     server = Process(REAL, str(tiny_checkpoint("llama")), "--num-pages", "64")
     try:
         server.wait_ready()
-        answer = httpx.post(server.url + "/v1/completions", json={"prompt": "secret words", "max_tokens": 4})
+        asked = {"prompt": "secret words", "max_tokens": 4, "ignore_eos": True}
+        answer = httpx.post(server.url + "/v1/completions", json=asked)
         assert answer.status_code == 200
         metrics = httpx.get(server.url + "/metrics").text
         assert "vllm:generation_tokens_total" in metrics

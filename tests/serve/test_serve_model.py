@@ -13,7 +13,7 @@ from pagedcli.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from tests.serve.support import Served, served, texts_of
 
 pytestmark = pytest.mark.model
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 QUESTIONS = [
     "Name a colour.",
     "Was ist zwei plus zwei?",
