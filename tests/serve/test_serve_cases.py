@@ -213,7 +213,7 @@ def steps_at_aborts(server: Served) -> list[int]:
     abort = client.abort
 
     def noting(request_id: str) -> bool:
-        steps.append(client._scheduler.stats().counters.steps)  # not as published a moment ago
+        steps.append(client._scheduler.stats.counters.steps)  # not as published a moment ago
         return abort(request_id)
 
     client.abort = noting  # type: ignore[method-assign]
