@@ -54,8 +54,8 @@ docs-check: $(STAMP)  ## the generated pages are up to date
 sizes:           ## files, functions and settings as a table
 	$(PYTHON) tools/size_table.py
 
-test: $(STAMP)   ## all tests of the everyday run
-	$(BIN)/pytest
+test: $(STAMP)   ## all tests of the everyday run, files side by side
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-core:       ## the core in an environment without torch, numpy or transformers
 	$(PYTHON) -m venv $(VENV)-core

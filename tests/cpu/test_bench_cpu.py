@@ -220,7 +220,7 @@ def test_the_benchmark_runs_on_a_tiny_model(
     tiny_checkpoint: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        cpu, "measure_machine", lambda threads: MachineRates(threads, 1e10, 5e10, 1e11, 2e11, 4e11)
+        cpu, "measure_machine", lambda threads: MachineRates(threads, 1e12, 5e12, 1e13, 2e13, 4e13)
     )
     path = tiny_checkpoint("llama", vocab_size=30_000, max_position_embeddings=1024)
     app = typer.Typer()
