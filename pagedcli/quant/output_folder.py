@@ -38,6 +38,10 @@ def refuse_output(folder: Path, source: Path, *, overwrite: bool) -> None:
     """As `prepare_output`, without touching anything."""
     if folder.exists() and folder.resolve() == source.resolve():
         raise ConfigError(f"-o {folder} is the model itself: give another folder")
+    if overwrite and source.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(
+            f"-o {folder} holds the model {source}, which --overwrite would remove: give another folder"
+        )
     if not overwrite:
         _check_free(folder, folder / WORK_FOLDER)
     elif folder.exists() and not (folder.is_dir() and _is_ours(folder)):
@@ -108,13 +112,19 @@ def check_room(plan: QuantizePlan, folder: Path, weights_bytes: int) -> str:
             f"quantizing takes about {show_bytes(needed)} of memory, {show_bytes(memory)} is free: use fewer --samples "
             "or a smaller --seq-len"
         )
-    disk, wanted = shutil.disk_usage(_existing(folder)).free, plan.work_bytes + weights_bytes
+    # What an earlier run left there is gone on with, or replaced: its room counts as free.
+    disk = shutil.disk_usage(_existing(folder)).free + _bytes_in(folder)
+    wanted = plan.work_bytes + weights_bytes
     if wanted > disk:
         raise ConfigError(
             f"{folder}: the run takes up to {show_bytes(wanted)} of disk ({show_bytes(plan.work_bytes)} of it while it "
             f"works), {show_bytes(disk)} is free: use fewer --samples, or another -o"
         )
     return f"takes about {show_bytes(needed)} of memory and up to {show_bytes(wanted)} of disk"
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _existing(folder: Path) -> Path:

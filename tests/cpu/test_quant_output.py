@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ def test_the_model_itself_is_no_output(tmp_path: Path) -> None:
             prepare_output(tmp_path, tmp_path, overwrite=overwrite)
 
 
+def test_a_finished_folder_that_holds_the_model_is_not_removed(tmp_path: Path) -> None:
+    source = tmp_path / "out" / "model"
+    source.mkdir(parents=True)
+    (tmp_path / "out" / "quality.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds the model .*, which --overwrite would remove"):
+        prepare_output(tmp_path / "out", source, overwrite=True)
+    assert source.is_dir()
+
+
 def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="give another -o"):
@@ -89,6 +99,20 @@ def test_room_is_checked_before_anything_starts(tmp_path: Path) -> None:
         check_room(_plan(1 << 50, 0), tmp_path / "new", 0)
     with pytest.raises(ConfigError, match=r"takes up to .* of disk .* is free"):
         check_room(_plan(0, 1 << 60), tmp_path / "new", 0)
+
+
+def test_what_an_earlier_run_left_takes_no_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was killed when the disk was nearly full goes on."""
+    free = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(ConfigError, match="of disk"):
+        check_room(_plan(0, 3000), tmp_path / "out", 2000)
+    work = prepare_output(tmp_path / "out", tmp_path / "model", overwrite=False) / "round-0"
+    work.mkdir()
+    (work / "layer-0000.safetensors").write_bytes(b"x" * 4000)
+    assert "of disk" in check_room(_plan(0, 3000), tmp_path / "out", 2000)
 
 
 @pytest.mark.parametrize(
