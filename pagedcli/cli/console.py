@@ -22,10 +22,18 @@ from pagedcli.errors import ConfigError
 _PROGRESS_SECONDS = 1.0
 
 
+class _MessageConsole(Console):
+    """Falls silent when nobody reads it any more; rich would end the program, and send its results nowhere."""
+
+    def on_broken_pipe(self) -> None:
+        """What rich calls then."""
+        self.quiet = True
+
+
 def make_console() -> Console:
     """A console on stderr; rich honours NO_COLOR and TERM. Lines are wrapped on a terminal only."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return Console(stderr=True, highlight=False, soft_wrap=not is_terminal, emoji=False, markup=False)
+    return _MessageConsole(stderr=True, highlight=False, soft_wrap=not is_terminal, emoji=False, markup=False)
 
 
 class _ConsoleHandler(logging.Handler):

@@ -8,6 +8,7 @@ they run. Exit codes are those of docs/cli.md: 0, 1 our fault, 2 the user's mist
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -105,7 +106,17 @@ def run(arguments: list[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _fill_standard_streams() -> None:
+    """Put the null device where a standard stream is closed: no socket may get its number and what is said."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
 def main() -> None:
     """Entry point of the console script."""
+    _fill_standard_streams()
     signal.signal(signal.SIGTERM, _end_interrupted)
     sys.exit(run())

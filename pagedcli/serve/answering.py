@@ -110,6 +110,9 @@ class Answer(Response):
             await unless_gone(receive, self._answer(body, send, calls))
         except (ClientGoneError, OSError):
             gone = True
+        except asyncio.CancelledError:
+            # The server ends, and the client was not reading: nothing is left to do but to close the connection.
+            gone = True
         except PagedError as error:
             code = as_request_error(error).code
             self._state.on_error(code)

@@ -6,10 +6,11 @@ a surrogate pair, so that what comes after this need not think of them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from pagedcli.errors import RequestError
 from pagedcli.serve import strict_json
@@ -26,7 +27,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """All bytes of a request.
 
     Raises:
-        RequestError: 413, before anything is read if the length was announced, else as soon as it is passed.
+        RequestError: 413, before anything is read if the length was announced, else as soon as it is passed; 503 if the
+            server ends first.
         ClientGoneError: The connection was closed first.
     """
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
@@ -34,7 +36,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         raise _too_large(limit)
     pieces, size = [], 0
     while True:
-        message = await receive()
+        message = await _received(receive)
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         piece = message.get("body", b"")
@@ -44,6 +46,15 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
+
+
+async def _received(receive: Receive) -> Message:
+    try:
+        return await receive()
+    except asyncio.CancelledError:
+        raise RequestError(
+            "the server stops, and the rest of the body has not come", code="stopping", status=503
+        ) from None
 
 
 def _too_large(limit: int) -> RequestError:

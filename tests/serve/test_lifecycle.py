@@ -22,6 +22,7 @@ import pytest
 from pagedcli.errors import ConfigError
 from pagedcli.serve.lifecycle import bind
 from tests.conftest import MakeModel
+from tests.serve.support import http_post
 
 ROOT = Path(__file__).parents[2]
 # A scripted engine behind the real server: each step takes 50 ms, so that 20 tokens take a second.
@@ -40,20 +41,22 @@ engine_access.engine_title = lambda engine: "scripted"
 from pagedcli.cli.main import run
 sys.exit(run(sys.argv[1:]))
 """
+HASTY = "from pagedcli.serve import lifecycle; lifecycle.FLUSH_S = 1" + SLOW
 REAL = "import sys; from pagedcli.cli.main import run; sys.exit(run(sys.argv[1:]))"
 
 
 class Process:
     """A server as users start it."""
 
-    def __init__(self, code: str, *arguments: str) -> None:
+    def __init__(self, code: str, *arguments: str, streams: str = "") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+        shell = ["sh", "-c", f'exec "$@" {streams}', "sh"] if streams else []
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "serve", "--port", str(self.port), *arguments],
+            [*shell, sys.executable, "-c", code, "serve", "--port", str(self.port), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -158,6 +161,64 @@ def test_a_second_signal_ends_at_once() -> None:
         assert server.process.wait(5) == 130
         assert time.monotonic() - began < 2
         thread.join(10)
+
+
+def test_what_is_half_sent_or_not_read_at_the_end_is_closed_without_a_traceback() -> None:
+    server = Process(HASTY, "--set", "serve.drain_s=0.5")
+    body = json.dumps({"prompt": "hello", "max_tokens": 900, "n": 8, "logprobs": 20, "stream": True}).encode()
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.process.kill)
+        server.wait_ready()
+        half, deaf = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(2)
+        )
+        half.sendall(http_post("/v1/completions", b"{" * 100)[:-50])
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        deaf.sendall(http_post("/v1/completions", body))
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0
+        assert half.recv(65536).startswith(b"HTTP/1.1 503 ")
+        said = server.said()
+        assert "Traceback" not in said
+        assert " 500 " not in said
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such shell on Windows")
+@pytest.mark.parametrize("streams", [">&- 2>&-", "<&- >&- 2>&-", "2>&-"])
+def test_streams_that_are_closed_from_the_start_are_not_taken_by_sockets(
+    tiny_checkpoint: MakeModel, streams: str
+) -> None:
+    code = "from pagedcli.cli.main import main; main()"
+    server = Process(code, str(tiny_checkpoint("llama")), "--num-pages", "64", streams=streams)
+    try:
+        server.wait_ready()
+        answer = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        assert answer.status_code == 200
+        if Path("/proc/self/fd").exists():
+            files = Path(f"/proc/{server.process.pid}/fd")
+            assert not any((files / str(number)).readlink().name.startswith("socket:") for number in range(3))
+            assert (files / "2").readlink() == Path(os.devnull)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+    finally:
+        server.process.kill()
+        server.said()
+
+
+def test_a_server_outlives_whoever_read_what_it_says() -> None:
+    server = Process(SLOW)
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    try:
+        server.wait_ready()
+        assert httpx.post(server.url + "/v1/completions", json={"prompt": "a"}).status_code == 200
+        assert httpx.get(server.url + "/metrics").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 def test_a_taken_port_is_one_line_and_exit_code_2() -> None:
