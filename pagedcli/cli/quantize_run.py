@@ -1,7 +1,7 @@
 """What `paged quantize` does: flags to a request, the run with its display, the table at its end.
 
 May import everything below `cli`. Exit codes: 0 done, 2 nothing was run, 4 the quality demanded was missed (the
-checkpoint is kept and marked).
+checkpoint is kept and marked), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pagedcli.quant.request import QuantizeRequest
 from pagedcli.quant.result import QuantizeResult
 from pagedcli.runtime.threads import compute_threads
 
-DONE, CONTRACT_MISSED = 0, 4
+DONE, CONTRACT_MISSED, INTERRUPTED = 0, 4, 130
 _SHOWN_SUSPECTS = 5
 
 
@@ -59,8 +59,12 @@ def run_quantize(flags: QuantizeFlags, *, verbose: bool, quiet: bool) -> int:
     from pagedcli.api.quantize import quantize, require_torch_for_quantizing
 
     require_torch_for_quantizing()
-    with QuantizeDisplay(messages) as display:
-        result = quantize(request, display)
+    try:
+        with QuantizeDisplay(messages) as display:
+            result = quantize(request, display)
+    except KeyboardInterrupt:
+        messages.say("interrupted: the same command goes on")
+        return INTERRUPTED
     _report(result, messages)
     return CONTRACT_MISSED if result.missed else DONE
 

@@ -250,6 +250,21 @@ def test_killed_anywhere_it_goes_on_to_the_same_weights(folder: Path) -> None:
     assert not (folder / "killed" / "quantize-work").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_says_that_it_goes_on(folder: Path, number: int) -> None:
+    process = _start(folder, "--awq", *SMALL, "-o", "out")
+    end = time.monotonic() + 100
+    while not list(folder.glob("out/quantize-work/*/layer-0000.json")):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    process.send_signal(number)
+    said = process.communicate(timeout=100)[0].decode()
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "interrupted: the same command goes on"
+    assert quantize("--awq", *SMALL, "-q", "-o", "out") == 0
+
+
 def test_an_unfinished_run_with_other_settings_is_refused(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

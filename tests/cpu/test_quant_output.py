@@ -77,7 +77,7 @@ def test_a_finished_folder_that_holds_the_model_is_not_removed(tmp_path: Path) -
     source = tmp_path / "out" / "model"
     source.mkdir(parents=True)
     (tmp_path / "out" / "quality.json").write_text("{}")
-    with pytest.raises(ConfigError, match="holds the model .*, which --overwrite would remove"):
+    with pytest.raises(ConfigError, match=r"holds the model .*, which --overwrite would remove"):
         prepare_output(tmp_path / "out", source, overwrite=True)
     assert source.is_dir()
 
