@@ -45,7 +45,19 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
         pieces.append(piece)
         if not message.get("more_body", False):
+            if not size:
+                _refuse_upgrade(scope)
             return b"".join(pieces)
+
+
+def _refuse_upgrade(scope: Scope) -> None:
+    """Say why nothing came: uvicorn's parser drops the body of a request that offers another protocol."""
+    if any(name == b"upgrade" for name, _ in scope["headers"]):
+        raise RequestError(
+            "the request offers to change to another protocol (Upgrade), and its body is not read: have the client use "
+            "HTTP/1.1",
+            code="upgrade_not_supported",
+        )
 
 
 async def _received(receive: Receive) -> Message:
