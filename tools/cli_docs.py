@@ -83,7 +83,11 @@ def _option_rows(command: Any) -> list[str]:
 
 def _command_section(name: str, command: Any) -> list[str]:
     paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
-    arguments = [item.metavar for item in command.params if item.param_type_name == "argument"]
+    arguments = [
+        item.metavar if item.required else f"[{item.metavar}]"
+        for item in command.params
+        if item.param_type_name == "argument"
+    ]
     usage = " ".join([f"paged {name} [OPTIONS]", *arguments])
     body: list[str] = []
     for paragraph in paragraphs:

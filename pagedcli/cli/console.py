@@ -89,6 +89,7 @@ class Messages:
     verbose: bool = False
     quiet: bool = False
     _reported_at: dict[str, float] = field(default_factory=dict)
+    _reported: dict[str, str] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
         """Something that a user wants to know."""
@@ -129,7 +130,10 @@ class Messages:
             return
         self._reported_at[name] = now
         size = f" of {total / 1e6:,.0f} MB" if total else ""
-        self.say(f"{name}: {done / 1e6:,.0f}{size}")
+        text = f"{name}: {done / 1e6:,.0f}{size}"
+        if self._reported.get(name) != text:  # a slow start would say the same line again and again
+            self._reported[name] = text
+            self.say(text)
 
 
 def make_messages(*, verbose: bool, quiet: bool) -> Messages:

@@ -208,11 +208,15 @@ def _why_no_cuda() -> str:
 
 
 def _op_rows(device: str) -> list[tuple[str, str]]:
-    from pagedcli.ops.select import make_ops
+    from pagedcli.ops.select import make_native_ops, make_ops
 
-    backend = "torch" if device == "cuda" else "native"
     try:
-        report: dict[str, OpReport] = make_ops(device, "bfloat16", backend).report()
+        ops = (
+            make_ops(device, "bfloat16")
+            if device == "cuda"
+            else make_native_ops("bfloat16", threads=compute_threads())
+        )
+        report: dict[str, OpReport] = ops.report()
     except MissingDependencyError as error:
         return [("native", str(error))]
     return [(name, f"{entry.implementation}: {entry.detail}") for name, entry in report.items()]

@@ -182,7 +182,7 @@ POOL_FLAGS = (
         "cache.prefix_caching",
         ("--prefix-caching/--no-prefix-caching",),
         bool,
-        "Do not share the pages of common prefixes [shared]",
+        "Share the pages of common prefixes, or not [shared]",
         POOL,
     ),
 )

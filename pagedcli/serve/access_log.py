@@ -40,7 +40,7 @@ def log_request(
     """
     if not logger.isEnabledFor(logging.INFO):
         return
-    parts = [f"{status} {endpoint} {request_id} {client}"]
+    parts = [" ".join(filter(None, (str(status), endpoint, request_id, client)))]
     parts += ["stream"] if is_stream else []
     if outputs:
         parts.append(_tokens(outputs))
