@@ -38,6 +38,7 @@ class Call:
         self._id = request_id
         self._calls = calls
         self._streams: tuple[DeltaStream, ...] = ()
+        self._is_listed = False
 
     async def start(self, llm: AsyncLLM, specs: Sequence[RequestSpec]) -> None:
         """Hand all prompts to the engine, or none of them.
@@ -53,6 +54,7 @@ class Call:
                 field="request_id",
             )
         self._calls[self._id] = ()
+        self._is_listed = True
         for spec in specs:
             self._streams = (*self._streams, await llm.submit(spec))
             self._calls[self._id] = self._streams
@@ -65,7 +67,7 @@ class Call:
     ) -> None:
         for stream in self._streams:
             stream.abort()
-        if self._calls.get(self._id) is self._streams:
+        if self._is_listed:  # and not another call of the same id, which may have refused this one
             del self._calls[self._id]
 
     @property
