@@ -38,7 +38,7 @@ from pagedcli.quant.quality import Quality, write_card, write_quality
 from pagedcli.quant.request import Engines, QuantizeRequest, Watcher
 from pagedcli.quant.result import QuantizeResult
 from pagedcli.quant.self_check import check_codes_there, check_written
-from pagedcli.quant.work import WorkFolder
+from pagedcli.quant.work import WorkFolder, locked
 from pagedcli.quant.writing import write_checkpoint
 from pagedcli.text.tokenizer import Tokenizer
 
@@ -93,6 +93,11 @@ class _Job:
         folder = self._choose_folder()
         calibration = read_calibration(self.request, self.tokenizer, self.watcher)
         work = prepare_output(folder, self.original.path, overwrite=self.request.overwrite)
+        with locked(work):
+            return self._run_in(folder, work, calibration)
+
+    def _run_in(self, folder: Path, work: Path, calibration: Calibration | None) -> QuantizeResult:
+        """In a folder that is this run's alone; the calibration text is written if there is none."""
         if calibration is None:
             calibration = write_calibration(
                 self.request, self.original.path, self.tokenizer, work, self.engines, self.watcher

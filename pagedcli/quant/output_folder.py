@@ -1,4 +1,4 @@
-"""The folder that a run writes: its name, what may lie in the way, room for it. May import `runtime` and `errors`.
+"""The folder that a run writes: its name, what may lie in the way, room for it. May import `runtime`, `work`, `errors`.
 
 An unfinished run is known by its work folder, which is removed as the last act; a finished one by its quality.json.
 """
@@ -13,6 +13,7 @@ from pagedcli.errors import ConfigError
 from pagedcli.quant.options import QuantizePlan
 from pagedcli.quant.quality import QUALITY_FILE
 from pagedcli.quant.request import QuantizeRequest
+from pagedcli.quant.work import locked
 from pagedcli.runtime.memory import free_memory
 
 WORK_FOLDER = "quantize-work"
@@ -60,10 +61,13 @@ def prepare_output(folder: Path, source: Path, *, overwrite: bool) -> Path:
         overwrite: Remove what an earlier run left.
 
     Raises:
-        ConfigError: It is finished or something else, or cannot be made.
+        ConfigError: It is finished or something else, another process works in it, or it cannot be made.
     """
     refuse_output(folder, source, overwrite=overwrite)
     work = folder / WORK_FOLDER
+    if overwrite and work.is_dir():
+        with locked(work):
+            pass
     try:
         if overwrite and folder.exists():
             shutil.rmtree(folder)

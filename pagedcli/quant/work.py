@@ -117,13 +117,27 @@ def open_work(path: Path, manifest: Mapping[str, Any]) -> Iterator[WorkFolder]:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    with locked(path):
+        _check_manifest(path, json.loads(json.dumps(manifest)))
+        yield WorkFolder(path)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A folder for this process alone while the context lasts.
+
+    Raises:
+        ConfigError: Another process works in it, or it cannot be written.
+    """
+    try:
         lock = (path / "lock").open("a")
     except OSError as error:
         raise _unusable(path, error) from error
     with lock:
         _lock(lock.fileno(), path)
-        _check_manifest(path, json.loads(json.dumps(manifest)))
-        yield WorkFolder(path)
+        yield
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:

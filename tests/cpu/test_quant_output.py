@@ -20,6 +20,7 @@ from pagedcli.quant.output_folder import (
 )
 from pagedcli.quant.quality import Contract
 from pagedcli.quant.request import QuantizeRequest
+from pagedcli.quant.work import locked
 
 
 def _request(method: Any = "awq", **changes: Any) -> QuantizeRequest:
@@ -80,6 +81,14 @@ def test_a_finished_folder_that_holds_the_model_is_not_removed(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"holds the model .*, which --overwrite would remove"):
         prepare_output(tmp_path / "out", source, overwrite=True)
     assert source.is_dir()
+
+
+def test_a_folder_that_a_run_works_in_is_not_removed(tmp_path: Path) -> None:
+    work = prepare_output(tmp_path / "out", tmp_path / "model", overwrite=False)
+    with locked(work), pytest.raises(ConfigError, match="another process is quantizing there"):
+        prepare_output(tmp_path / "out", tmp_path / "model", overwrite=True)
+    assert work.is_dir()
+    prepare_output(tmp_path / "out", tmp_path / "model", overwrite=True)
 
 
 def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
