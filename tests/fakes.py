@@ -221,6 +221,9 @@ class ByteDetokenizer:
             return ""
         return self._decoder.decode(b"", final=True) + {BOS: "<s>", EOS: "</s>"}[token_id]
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
+
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 

@@ -5,6 +5,7 @@ I6: `num_pending` and `inflight` of a request are raised here and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from pagedcli.core.kv_manager import Copies, KVManager
@@ -31,8 +32,6 @@ class PlanBuilder:
         self.budget = budget
         self.preempted = False
         self._kv = kv
-        self._caching = kv.caching
-        self._block_size = kv.block_size
         self._counters = counters
         self._entries: list[PlanEntry] = []
         self._copies: list[tuple[int, int]] = []
@@ -75,44 +74,60 @@ class PlanBuilder:
         self.budget -= n
         if admitted or start < request.num_prompt or start < request.peak_computed:
             self._note_progress(request, start, stop, admitted)
-        request.peak_computed = max(request.peak_computed, stop)
-        if self._caching:  # I11: what is known on the host and issued now
-            num_known = min(stop, len(request.tokens))
-            if num_known >= (len(request.keys) + 1) * self._block_size:
-                self._kv.publish(request, num_known)
+        if stop >= request.publish_at:
+            self._publish_known(request, stop)
 
-    def issue_decode(self, request: Request) -> None:
-        """As `issue` of one position, for a request that `is_decoding`: nearly all that a busy engine issues."""
-        start, table, sent = request.num_computed, request.table, request.num_sent
-        stop = start + 1
-        samples = stop < request.max_len
-        blocks: tuple[int, ...] = ()
-        if sent < len(table):
-            blocks = tuple(table[sent:])
-            request.num_sent = len(table)
-        rows = _FIRST_ROW if samples else ()
-        self._entries.append(
-            _make_entry((request.id, request.slot, request.epoch, start, 1, samples, rows, blocks, None))
-        )
-        request.num_computed = stop
-        request.inflight += 1
-        request.num_pending += samples
-        request.served = self.step
-        self.budget -= 1
-        if start < request.peak_computed:
-            self._counters.recomputed_tokens += 1
-        else:
-            request.peak_computed = stop
-        if self._caching and stop >= (len(request.keys) + 1) * self._block_size:  # I11, as in `issue`
-            num_known = min(stop, len(request.tokens))
-            if num_known >= (len(request.keys) + 1) * self._block_size:
-                self._kv.publish(request, num_known)
+    def issue_decodes(
+        self, decodes: list[Request], kept: int, find_room: Callable[[PlanBuilder, Request], bool]
+    ) -> None:
+        """As `issue` of one position for each, in one loop: nearly all that a busy engine issues.
+
+        Args:
+            decodes: Requests that are `is_decoding`: every position of theirs samples.
+            kept: Tokens of the budget that stay.
+            find_room: Gets a request a block for one more token, by preemption if need be; False: it cannot run now.
+        """
+        step, size, budget = self.step, self._kv.block_size, self.budget
+        counters, longest_gap, add = self._counters, 1, self._entries.append
+        for request in decodes:
+            if budget <= kept:
+                break
+            start, slot = request.num_computed, request.slot
+            if slot < 0:
+                continue  # preempted for one before it
+            blocks: tuple[int, ...] = ()
+            if start % size == 0:  # else its block is there, that of the position before it
+                if start == len(request.table) * size and not find_room(self, request):
+                    continue
+                blocks = tuple(request.table[request.num_sent :])
+                request.num_sent = len(request.table)
+            add(_make_entry((request.id, slot, request.epoch, start, 1, True, _FIRST_ROW, blocks, None)))
+            request.num_computed = stop = start + 1
+            request.inflight += 1
+            request.num_pending += 1
+            budget -= 1
+            if request.served < step - 1:
+                longest_gap = max(longest_gap, step - request.served)
+            request.served = step
+            if start < request.peak_computed:
+                counters.recomputed_tokens += 1
+            if stop >= request.publish_at:
+                self._publish_known(request, stop)
+        if budget < self.budget:
+            counters.max_decode_gap = max(counters.max_decode_gap, longest_gap)
+            self.budget = budget
 
     def build(self, freed_slots: tuple[int, ...]) -> StepPlan | None:
         """The plan, or None if nothing was issued."""
         if not self._entries:
             return None
         return StepPlan(self.step, tuple(self._entries), tuple(self._copies), freed_slots)
+
+    def _publish_known(self, request: Request, stop: int) -> None:
+        """I11: what is known on the host and issued now."""
+        num_known = min(stop, len(request.tokens))
+        if num_known >= request.publish_at:
+            self._kv.publish(request, num_known)
 
     def _note_progress(self, request: Request, start: int, stop: int, admitted: bool) -> None:
         counters = self._counters

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from pagedcli.core.block_pool import ROOT_SERIAL, BlockKey, BlockPool
 from pagedcli.core.blocked import Blocked, BlockedKind
-from pagedcli.core.request import Request
+from pagedcli.core.request import NEVER, Request
 
 Copies = tuple[tuple[int, int], ...]
 """(source block, destination block) pairs for `StepPlan.copies`."""
@@ -186,6 +186,7 @@ class PagedKV:
             tokens = tuple(request.tokens[index * size : (index + 1) * size])
             parent = keys[-1] if keys else ROOT_SERIAL
             keys.append(self.pool.publish(request.table[index], parent, tokens, salt))
+        self._set_publish_at(request)
 
     def release(self, request: Request) -> None:
         """See `KVManager.release`. The tail goes first, so that the head of a prefix is evicted last."""
@@ -193,6 +194,7 @@ class PagedKV:
             self.pool.release(block)
         self.reserved -= request.reserved
         request.table, request.keys, request.reserved = [], [], 0
+        self._set_publish_at(request)
 
     def gain(self, request: Request) -> int:
         """See `KVManager.gain`."""
@@ -205,7 +207,8 @@ class PagedKV:
 
     def duplicate_tokens(self) -> int:
         """See `KVManager.duplicate_tokens`. Only full blocks are shared, so these are tokens stored, too."""
-        return self.pool.num_refs * self.block_size - self.allocated_tokens()
+        pool = self.pool
+        return (pool.num_refs + pool.num_free - self.num_blocks) * self.block_size
 
     def counts(self) -> BlockCounts:
         """See `KVManager.counts`."""
@@ -265,6 +268,10 @@ class PagedKV:
         request.table = list(shared)
         request.reserved = blocks_for(num_tokens, self.block_size) - len(shared)
         self.reserved += request.reserved
+        self._set_publish_at(request)
+
+    def _set_publish_at(self, request: Request) -> None:
+        request.publish_at = (len(request.keys) + 1) * self.block_size if self.caching else NEVER
 
     def _take(self, request: Request, num_blocks: int) -> None:
         """Append blocks to its table, from the reservation as long as there is one."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pagedcli.core.plan import TokenLogprob
 
 
+NEVER = 1 << 62
+"""More tokens than any request has."""
+
+
 class FinishReason(StrEnum):
     """Why a request ended."""
 
@@ -58,11 +62,12 @@ class Request:
         table: Blocks of KV while it runs.
         num_sent: How many blocks of `table` the executor was told of.
         keys: Serials of the published prefix blocks, one for each leading full block of `table` (I2).
+        publish_at: Tokens that it must have, known and issued, before another block can be published (I11).
         reserved: Blocks promised to this request and not taken yet.
         served: Step in which it was last issued.
         prompt_step: Step in which its prompt was completely issued in this epoch, 0 before that.
         num_preemptions: How often it lost its blocks.
-        peak_computed: Highest num_computed so far; positions below it are recomputed after a preemption.
+        peak_computed: Highest num_computed before its last preemption; positions below it are computed again.
         num_cached: Prompt tokens served from shared blocks when it was first admitted.
         first_scheduled: Time at which it was first admitted (NaN before).
         prompt_logprobs: Collected prompt log-probabilities; None when they were delivered.
@@ -96,6 +101,7 @@ class Request:
     table: list[int] = field(default_factory=list)
     num_sent: int = 0
     keys: list[int] = field(default_factory=list)
+    publish_at: int = NEVER
     reserved: int = 0
     served: int = 0
     prompt_step: int = 0

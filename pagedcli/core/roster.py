@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from pagedcli.core.kv_manager import KVManager
 from pagedcli.core.policy import Policy
 from pagedcli.core.queue import WaitingQueue
-from pagedcli.core.request import FinishReason, Request
+from pagedcli.core.request import NEVER, FinishReason, Request
 from pagedcli.core.stats import Counters, Gauges
 
 
@@ -71,6 +71,7 @@ class Roster:
         self._leave_running(request)
         self._release(request)
         request.epoch += 1
+        request.peak_computed = max(request.peak_computed, request.num_computed)
         request.num_preemptions += 1
         self.counters.preemptions += 1
         if request.prompt_logprobs is not None and request.prompt_step == 0:
@@ -146,6 +147,10 @@ class Roster:
         )
         known_and_issued = min(len(request.tokens), request.num_computed)
         assert len(request.keys) * self.kv.block_size <= known_and_issued, f"I11: {name} published too much"
+        if request.is_running:
+            next_block = (len(request.keys) + 1) * self.kv.block_size
+            expected = next_block if self.kv.caching else NEVER
+            assert request.publish_at == expected, f"I11: {name} publishes at {request.publish_at}"
 
     def _leave_running(self, request: Request) -> None:
         index = bisect_left(self.running, request.sort_key, key=_policy_order)

@@ -27,7 +27,7 @@ from pagedcli.core.events import make_event
 from pagedcli.core.kv_manager import KVManager
 from pagedcli.core.limits import set_limits
 from pagedcli.core.pacing import Pacer
-from pagedcli.core.plan import PlanEntry, StepPlan, StepResult, TokenEvent, TokenLogprob
+from pagedcli.core.plan import PlanEntry, StepPlan, StepResult, TokenEvent
 from pagedcli.core.request import FinishReason, Request
 from pagedcli.core.roster import Roster
 from pagedcli.core.snapshot import RequestView, Snapshot, view_blocks, view_request
@@ -125,11 +125,11 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step, or None if there is nothing to issue."""
-        if not self._roster.running:
+        roster = self._roster
+        if not roster.running:
             self._batch_open = True
         plan = PlanBuilder(self._step + 1, self.config.max_num_batched_tokens, self.kv, self._counters)
         self._serve_decodes(plan, kept=plan.budget // 2)
-        roster = self._roster
         if plan.num_entries < len(roster.running) or (roster.waiting and roster.free_slots):
             held = self._hold_back(plan)
             self._admit_short_prompts(plan)
@@ -143,19 +143,12 @@ class Scheduler:
 
     def _serve_decodes(self, plan: PlanBuilder, kept: int = 0) -> None:
         """Decodes come first, so that no prompt holds them back (A4); those that are not due leave `kept` tokens."""
-        block_size, step, max_gap = self.kv.block_size, plan.step, self._counters.max_decode_gap
+        step = plan.step
         decodes = [r for r in self._roster.running if r.served < step and r.is_decoding]
-        due_step = step - self.config.decode_interval
-        decodes, kept = policy.decode_order(decodes, plan.budget, kept, due_step)
-        for request in decodes:
-            if plan.budget <= kept:
-                break
-            if request.slot < 0:
-                continue  # preempted for one before it
-            if request.num_computed < len(request.table) * block_size or self._find_room(plan, request):
-                max_gap = max(max_gap, step - request.served)
-                plan.issue_decode(request)
-        self._counters.max_decode_gap = max_gap
+        if decodes:
+            due_step = step - self.config.decode_interval
+            decodes, kept = policy.decode_order(decodes, plan.budget, kept, due_step)
+            plan.issue_decodes(decodes, kept, self._find_room)
 
     def _find_room(self, plan: PlanBuilder, request: Request) -> bool:
         """Get a block for one more token, by preemption if need be (I9); False if the request can not run now."""
@@ -297,44 +290,49 @@ class Scheduler:
         events = []
         errors = result.errors or (None,) * len(plan.entries)
         rows = zip(plan.entries, result.tokens, result.logprobs, result.prompt_logprobs, errors, strict=True)
-        requests = self._roster.requests
+        requests, pacer, num_sampled = self._roster.requests, self._pacer, 0
         for entry, token, logprob, prompt_logprobs, error in rows:
-            request = requests[entry.request_id]
+            request_id, _, _, start, n, samples, _, _, _ = entry  # at once: this loop is most of a step
+            request = requests[request_id]
             request.inflight -= 1
-            request.num_pending -= entry.samples
+            request.num_pending -= samples
             if request.finish is not None:
-                self._counters.dropped_tokens += entry.samples
+                self._counters.dropped_tokens += samples
                 self._roster.forget_when_done(request)
             elif error is not None:
                 events.append(self._fail(request, error))
             else:
                 if request.prompt_logprobs is not None and entry.epoch == request.prompt_epoch:
                     request.prompt_logprobs.extend(prompt_logprobs)
-                if entry.samples and self._pacer is not None:
-                    self._pacer.token_came(request, entry, plan, result.seconds, now)
-                if entry.samples:
-                    events.append(self._take_token(request, entry, token, logprob))
-                elif entry.start + entry.n == request.max_len:
+                if samples:
+                    # A preempted request keeps the token as well: the uninterrupted run would have given it.
+                    num_sampled += 1
+                    tokens = request.tokens
+                    tokens.append(token)
+                    if pacer is not None:
+                        pacer.token_came(request, entry, plan, result.seconds, now)
+                    if start + n >= request.publish_at:
+                        self._publish_issued(request, entry)
+                    if token in request.stop_ids or len(tokens) >= request.max_len:
+                        self._end_with(request, token)
+                    events.append(make_event(request, token, logprob))
+                elif start + n == request.max_len:
                     self._roster.end(request, request.limit_reason)
                     events.append(make_event(request, None))
+        self._counters.generated_tokens += num_sampled
         return events
 
-    def _take_token(
-        self, request: Request, entry: PlanEntry, token: int, logprob: TokenLogprob | None
-    ) -> TokenEvent:
-        """A preempted request keeps the token as well: it is what the uninterrupted run would have given."""
-        tokens = request.tokens
-        tokens.append(token)
-        self._counters.generated_tokens += 1
-        if entry.epoch == request.epoch and self.kv.caching:  # I11: blocks that became known just now
-            num_issued = entry.start + entry.n
-            if num_issued >= (len(request.keys) + 1) * self.kv.block_size:
-                self.kv.publish(request, num_issued)
+    def _publish_issued(self, request: Request, entry: PlanEntry) -> None:
+        """I11: blocks that became known just now."""
+        if entry.epoch == request.epoch and self.kv.caching:
+            self.kv.publish(request, entry.start + entry.n)
+
+    def _end_with(self, request: Request, token: int) -> None:
+        """End a request whose last token is a stop token that counts, or the last that it may have."""
         if token in request.stop_ids and request.num_output > request.params.min_tokens:
             self._roster.end(request, FinishReason.STOP)
-        elif len(tokens) >= request.max_len:
+        elif len(request.tokens) >= request.max_len:
             self._roster.end(request, request.limit_reason)
-        return make_event(request, token, logprob)
 
     def _fail(self, request: Request, error: str) -> TokenEvent:
         self._counters.failed += 1

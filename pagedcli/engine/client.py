@@ -33,7 +33,7 @@ from pagedcli.engine.loop import EngineLoop, Sink, Submission
 from pagedcli.engine.outputs import EngineStats
 from pagedcli.engine.prompt import SEED_MASK, Prepared, RequestSpec, TextCodec, mixed_seed, prepare
 from pagedcli.engine.stats import StatsBoard
-from pagedcli.engine.timing import TimedExecutor, Timing
+from pagedcli.engine.timing import Timing
 from pagedcli.errors import EngineDead, PagedError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -89,12 +89,11 @@ class EngineThread:
         self.settings = settings
         self.info = executor.info
         self.timing = Timing(clock)
-        timed = TimedExecutor(executor, self.timing, clock)
         self._clock = clock
         self._executor = executor
         self._scheduler = scheduler
         self._board = StatsBoard(lambda: scheduler.stats, self.timing, clock, scheduler.max_model_len)
-        core = EngineCore(scheduler, timed, settings.depth, clock)
+        core = EngineCore(scheduler, executor, settings.depth, clock, self.timing.step_done)
         self._loop = EngineLoop(core, codec, self.timing, clock, self._board, self._started, self._closed)
         self._condition = threading.Condition()
         self._inbox: deque[_Command] = deque()
@@ -102,6 +101,7 @@ class EngineThread:
         self._waiting = WaitingRoom(settings.limits, clock)
         self._turn_hooks: list[Callable[[], None]] = []
         self._num_seeds = 0
+        self._has_work = False
         self._stopping = False
         self._ended = False
         self._dead: EngineDead | None = None
@@ -304,16 +304,18 @@ class EngineThread:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _started(self, request_id: str) -> None:
+    def _started(self, request_ids: Sequence[str]) -> None:
         with self._condition:
-            self._waiting.start(request_id)
+            for request_id in request_ids:
+                self._waiting.start(request_id)
 
-    def _closed(self, request_id: str) -> None:
+    def _closed(self, request_ids: Sequence[str]) -> None:
         if self._dead is None:
             self._board.publish()  # who has the answer finds it counted
         with self._condition:
-            self._waiting.leave(request_id)
-            self._open_ids.discard(request_id)
+            for request_id in request_ids:
+                self._waiting.leave(request_id)
+            self._open_ids.difference_update(request_ids)
             self._condition.notify_all()
 
     def _run(self) -> None:
@@ -330,23 +332,24 @@ class EngineThread:
 
     def _turn(self) -> bool:
         """Do what the inbox says, then one turn of the loop; False: stopping and nothing is left to do."""
-        commands = self._wait()
-        for command in commands:
-            command.run()
-        has_work = has_more = self._loop.has_work
-        if has_work:
+        commands: Sequence[_Command] = ()
+        if self._inbox or not self._has_work:
+            commands = self._wait()
+            for command in commands:
+                command.run()
+            self._has_work = self._loop.has_work
+        worked = self._has_work
+        if worked:
             self._loop.turn()
-            has_more = self._loop.has_work
-        if commands or not has_more or self._board.is_due:
+            self._has_work = self._loop.has_work
+        if commands or not self._has_work or self._board.is_due:
             self._board.publish()
-        return has_work or bool(commands) or not self._stopping
+        return worked or bool(commands) or not self._stopping
 
     def _wait(self) -> Sequence[_Command]:
-        """Sleep until there is something to do."""
-        if not self._inbox and self._loop.has_work:
-            return ()  # a command that comes in just now has its turn after the next step, as if it came later
+        """Sleep until there is something to do; a command that comes in later has its turn after the next step."""
         with self._condition:
-            if not self._inbox and not self._loop.has_work and not self._stopping:
+            if not self._inbox and not self._has_work and not self._stopping:
                 self.timing.mark("no_work")
                 self._condition.wait_for(lambda: self._inbox or self._stopping)
                 self.timing.mark("scheduler")

@@ -10,16 +10,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pagedcli.core.plan import StepPlan, TokenEvent
+from pagedcli.core.plan import StepPlan, StepResult, TokenEvent
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.executor import Executor, StepHandle
+
+StepWatch = Callable[[float, StepResult, StepPlan], None]
 
 
 class EngineCore:
     """Scheduler and executor, joined by a queue of plans in flight.
 
     Attributes:
-        flight: Plans submitted and not applied, oldest first.
+        on_step: Told of each step when its result is there: when it was submitted, the result, the plan.
+        flight: Plans submitted and not applied with the time of submission, oldest first.
         submitted: What the last `step` submitted; None: nothing.
     """
 
@@ -29,12 +32,14 @@ class EngineCore:
         executor: Executor,
         depth: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        on_step: StepWatch | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.depth = depth
         self.clock = clock
-        self.flight: deque[tuple[StepPlan, StepHandle]] = deque()
+        self.on_step = on_step
+        self.flight: deque[tuple[float, StepPlan, StepHandle]] = deque()
         self.submitted: StepPlan | None = None
 
     @property
@@ -47,8 +52,11 @@ class EngineCore:
         events = self.scheduler.expire(self.clock())
         plan = self.submitted = self.scheduler.schedule() if len(self.flight) < self.depth else None
         if plan is not None:
-            self.flight.append((plan, self.executor.submit(plan)))
+            self.flight.append((self.clock(), plan, self.executor.submit(plan)))
         if self.flight and (len(self.flight) >= self.depth or plan is None):
-            plan, handle = self.flight.popleft()
-            events += self.scheduler.apply(plan, handle.result(), self.clock())
+            submitted, plan, handle = self.flight.popleft()
+            result = handle.result()
+            if self.on_step is not None:
+                self.on_step(submitted, result, plan)
+            events += self.scheduler.apply(plan, result, self.clock())
         return events

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from pagedcli.core.sampling import SamplingParams
@@ -27,6 +28,8 @@ BETWEEN_TOKENS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 STEP_TOKENS = tuple(float(1 << power) for power in (0, *range(3, 15)))
+MAX_NOTES = 256
+"""Steps noted before the engine thread counts them itself."""
 SAMPLES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
@@ -111,17 +114,26 @@ class LatencyBoard:
         self.preemptions = Histogram(PREEMPTIONS)
         self.step_tokens = Histogram(STEP_TOKENS)
         self._lock = threading.Lock()
+        self._steps: deque[int] = deque()  # noted, not counted yet; its append and popleft are atomic
+        self._gaps: deque[tuple[float, int]] = deque()
 
     def step_issued(self, num_tokens: int) -> None:
         """A step of so many positions was begun."""
-        with self._lock:
-            self.step_tokens.observe(num_tokens)
+        self._steps.append(num_tokens)
+        if len(self._steps) > MAX_NOTES:
+            with self._lock:
+                self._settle()
 
-    def tokens_came(self, gaps: dict[float, int]) -> None:
-        """A step was taken in: gaps in seconds, and how many samples met each."""
-        with self._lock:
-            for gap, times in gaps.items():
-                self.between_tokens.observe(gap, times)
+    def tokens_came(self, gap: float, times: int) -> None:
+        """So many samples got a token, so many seconds after the one before."""
+        self._gaps.append((gap, times))
+
+    def _settle(self) -> None:
+        """Count what was noted; the lock is held."""
+        while self._steps:
+            self.step_tokens.observe(self._steps.popleft())
+        while self._gaps:
+            self.between_tokens.observe(*self._gaps.popleft())
 
     def finished(self, params: SamplingParams, output: RequestOutput) -> None:
         """A request was served."""
@@ -148,4 +160,37 @@ class LatencyBoard:
     def values(self) -> dict[str, HistogramValue]:
         """All of them as of now, by attribute name."""
         with self._lock:
+            self._settle()
             return {name: item.value() for name, item in vars(self).items() if isinstance(item, Histogram)}
+
+
+class TokenGaps:
+    """When each sample got its last token. Usually all that got one now got one in the last step: one gap for all.
+
+    Args:
+        came: Called with a gap in seconds and how many samples met it.
+        living: The samples that have not ended.
+    """
+
+    def __init__(self, came: Callable[[float, int], None], living: Container[int]) -> None:
+        self._came = came
+        self._living = living
+        self._last: list[int] = []
+        self._last_time = 0.0
+        self._earlier: dict[int, float] = {}
+
+    def note(self, ids: list[int], now: float) -> None:
+        """The samples `ids`, at least one, got a token each."""
+        if ids == self._last:
+            self._came(now - self._last_time, len(ids))
+        else:
+            times = self._earlier
+            times.update({item: self._last_time for item in self._last if item in self._living})
+            for gap, count in Counter([now - times[item] for item in ids if item in times]).items():
+                self._came(gap, count)
+            self._last = ids
+        self._last_time = now
+
+    def forget(self, item: int) -> None:
+        """A sample has ended; it is not among the living any more."""
+        self._earlier.pop(item, None)

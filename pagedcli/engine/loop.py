@@ -8,13 +8,15 @@ that the scheduler cannot know.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pagedcli.core.blocked import Blocked
-from pagedcli.core.plan import TokenEvent
+from pagedcli.core.plan import StepPlan, TokenEvent
 from pagedcli.core.request import FinishReason, Request
 from pagedcli.engine.core import EngineCore
+from pagedcli.engine.latency import TokenGaps
 from pagedcli.engine.output import RequestStage
 from pagedcli.engine.outputs import Delta
 from pagedcli.engine.prompt import Prepared, TextCodec
@@ -24,6 +26,7 @@ from pagedcli.errors import EngineDead, RequestError
 
 logger = logging.getLogger(__name__)
 Sink = Callable[[Delta], None]
+_admission = attrgetter("admission")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,6 @@ class _Open:
     requests: list[Request]
 
 
-def _count_preemptions(entry: _Open) -> None:
-    entry.stage.num_preemptions = sum([request.num_preemptions for request in entry.requests])
-
-
 class EngineLoop:
     """Owns the core and the stages of all unfinished requests.
 
@@ -69,8 +68,8 @@ class EngineLoop:
         timing: Told what the thread is doing.
         clock: Monotonic seconds.
         board: Told what was answered, and how.
-        on_started: Called with the id of each request when it runs, again after a preemption.
-        on_closed: Called with the id of each request right before its last delta goes out.
+        on_started: Called with the ids of requests when they run, again after a preemption.
+        on_closed: Called with the ids of requests right before their last deltas go out.
     """
 
     def __init__(
@@ -80,8 +79,8 @@ class EngineLoop:
         timing: Timing,
         clock: Callable[[], float],
         board: StatsBoard,
-        on_started: Callable[[str], None],
-        on_closed: Callable[[str], None],
+        on_started: Callable[[Sequence[str]], None],
+        on_closed: Callable[[Sequence[str]], None],
     ) -> None:
         self.core = core
         self._codec = codec
@@ -93,7 +92,9 @@ class EngineLoop:
         self._next_id = 0
         self._samples: dict[int, tuple[_Open, int]] = {}
         self._open: dict[str, _Open] = {}
-        self._token_times: dict[int, float] = {}
+        self._silent: set[int] = set()  # samples that nobody wants to hear of before they end
+        self._ended: list[tuple[_Open, Delta]] = []
+        self._gaps = TokenGaps(board.latency.tokens_came, self._samples)
 
     @property
     def has_work(self) -> bool:
@@ -143,25 +144,34 @@ class EngineLoop:
     def _fail(self, entry: _Open, error: RequestError) -> None:
         """Answer a request, all its samples, with an error."""
         self._board.refused(error)
-        _count_preemptions(entry)
         self._drop(entry)
         self._send(entry, entry.stage.fail(error, self._clock()))
 
     def _drop(self, entry: _Open) -> None:
-        """Forget a request; the core frees what its samples hold."""
+        """Forget a request, whose stage then knows all its tokens; the core frees what its samples hold."""
+        self._catch_up(entry)
         for request in entry.requests:
-            if self._samples.pop(request.id, None) is not None:
-                self._token_times.pop(request.id, None)
+            if request.id in self._samples:
+                self._forget(request.id)
                 self.core.scheduler.abort(request.id)
-        self._close(entry)
-
-    def _close(self, entry: _Open) -> None:
         del self._open[entry.stage.request_id]
-        self._on_closed(entry.stage.request_id)
+        self._on_closed([entry.stage.request_id])
+
+    def _catch_up(self, entry: _Open) -> None:
+        """Tell a stage what it did not need to hear when it happened."""
+        entry.stage.num_preemptions = sum([request.num_preemptions for request in entry.requests])
+        for request in entry.requests:
+            if request.id in self._silent:
+                entry.stage.samples[request.sample_index].know(request.tokens[request.num_prompt :])
+
+    def _forget(self, sample: int) -> None:
+        del self._samples[sample]
+        self._silent.discard(sample)
+        self._gaps.forget(sample)
 
     def refuse(self, submission: Submission, error: EngineDead) -> None:
         """Answer a request that never got as far as the scheduler."""
-        self._on_closed(submission.request_id)
+        self._on_closed([submission.request_id])
         stage = RequestStage(submission.request_id, submission.prepared, self._codec, submission.arrival)
         self._send(_Open(stage, submission, []), stage.fail(error, self._clock()))
 
@@ -179,7 +189,6 @@ class EngineLoop:
         if entry is None:
             return
         self._board.aborted()
-        _count_preemptions(entry)
         self._drop(entry)
         for delta in entry.stage.end_all(FinishReason.ABORT, self._clock()):
             self._send(entry, delta)
@@ -192,69 +201,81 @@ class EngineLoop:
     def fail_all(self, error: EngineDead) -> None:
         """Answer every unfinished request with `error`, without touching the core, which may be broken."""
         self._samples.clear()
-        self._token_times.clear()
         for entry in list(self._open.values()):
-            self._close(entry)
+            self._catch_up(entry)
+            del self._open[entry.stage.request_id]
+            self._on_closed([entry.stage.request_id])
             self._send(entry, entry.stage.fail(error, self._clock()))
 
     def turn(self) -> None:
         """Expire deadlines, schedule or await one step, deliver what came of it."""
         events = self.core.step()
-        self._note_started()
+        if self.core.submitted is not None:
+            self._note_issued(self.core.submitted)
         if not events:
             return
-        self._timing.mark("tokenizer")
         now = self._clock()
-        self._board.latency.tokens_came(self._gaps(events, now))
-        samples = self._samples
-        for event in events:
-            # A sample that was ended by a stop text or an abort may still get an event that was on its way.
-            found = samples.get(event.request_id)
-            if found is not None and not found[0].stage.keep(found[1], event):
-                self._take_one(*found, event, now)
+        self._timing.mark("tokenizer", now)
+        ids = [event.request_id for event in events if event.token is not None]
+        if ids:
+            self._gaps.note(ids, now)
+        samples, silent = self._samples, self._silent
+        try:
+            for event in events:
+                if event.finish is None and event.request_id in silent:
+                    continue
+                # A sample that was ended by a stop text or an abort may still get an event that was on its way.
+                found = samples.get(event.request_id)
+                if found is not None:
+                    self._take_one(*found, event, now)
+        finally:
+            if self._ended:
+                self._answer()
         self._timing.mark("scheduler")
 
-    def _note_started(self) -> None:
-        plan = self.core.submitted
-        if plan is None:
-            return
+    def _note_issued(self, plan: StepPlan) -> None:
         self._board.latency.step_issued(plan.num_tokens)
-        for entry in plan.entries:
-            if entry.admission is not None and entry.request_id in self._samples:
-                self._on_started(self._samples[entry.request_id][0].stage.request_id)
-
-    def _gaps(self, events: list[TokenEvent], now: float) -> dict[float, int]:
-        """Seconds since the last token of each sample that got one now, and how many samples had each of them."""
-        gaps: dict[float, int] = {}
-        times = self._token_times
-        for event in events:
-            if event.token is not None and event.request_id in self._samples:
-                last = times.get(event.request_id)
-                if last is not None:
-                    gaps[now - last] = gaps.get(now - last, 0) + 1
-                times[event.request_id] = now
-        return gaps
+        if any(map(_admission, plan.entries)):
+            started = [entry.request_id for entry in plan.entries if entry.admission is not None]
+            self._on_started(
+                [self._samples[sample][0].stage.request_id for sample in started if sample in self._samples]
+            )
 
     def _take_one(self, entry: _Open, index: int, event: TokenEvent, now: float) -> None:
         if event.error is not None:
             self._fail(entry, RequestError(event.error, code="step_failed", status=500))
             return
-        _count_preemptions(entry)
+        if event.request_id in self._silent:
+            request = entry.requests[index]
+            known = request.num_prompt + event.index
+            entry.stage.samples[index].know(request.tokens[request.num_prompt : known])
         delta = entry.stage.take(index, event, now)
         if delta is None:
+            if entry.stage.is_silent:
+                self._silent.add(event.request_id)  # its first token is known: tokens alone tell nothing new
             return
         if delta.finish_reason is not None:
             self._end_sample(event)
-        if delta.output is not None:
-            self._board.finished(entry.submission.prepared.params, delta.output)
-            self._close(entry)
-        self._send(entry, delta)
+        if delta.output is None:
+            self._send(entry, delta)
+        else:
+            del self._open[entry.stage.request_id]
+            self._ended.append((entry, delta))
 
     def _end_sample(self, event: TokenEvent) -> None:
-        del self._samples[event.request_id]
-        self._token_times.pop(event.request_id, None)
+        self._forget(event.request_id)
         if event.finish is None:
             self.core.scheduler.finish(event.request_id, FinishReason.STOP)
+
+    def _answer(self) -> None:
+        """Send the last deltas of the requests that have ended in this turn."""
+        ended, self._ended = self._ended, []
+        for entry, delta in ended:
+            assert delta.output is not None
+            self._board.finished(entry.submission.prepared.params, delta.output)
+        self._on_closed([delta.request_id for _, delta in ended])
+        for entry, delta in ended:
+            self._send(entry, delta)
 
     def _send(self, entry: _Open, delta: Delta) -> None:
         if not entry.submission.stream and delta.output is None:

@@ -66,16 +66,16 @@ class SampleStage:
         """Output tokens so far."""
         return len(self._token_ids)
 
-    def keep(self, token: int) -> None:
-        """Take one token whose text nobody needs yet."""
-        self._token_ids.append(token)
+    def know(self, tokens: Sequence[int]) -> None:
+        """Take the output so far, of which `push` was not told because nobody needed its text yet."""
+        self._token_ids += tokens[len(self._token_ids) :]
 
     def _catch_up(self) -> None:
-        """Make the text of the tokens that were only kept; no stop text is looked for in them."""
+        """Make the text of the tokens that came by `know`; no stop text is looked for in them."""
         kept = self._token_ids[self._num_read :]
         self._num_read = len(self._token_ids)
         if kept:
-            text = "".join(map(self._detokenizer.push, kept))
+            text = self._detokenizer.push_all(kept)
             self._num_chars += len(text)
             self._text.append(text)
 
@@ -146,6 +146,9 @@ class RequestStage:
         codec: The model's tokenizer.
         arrival: Clock when the request arrived.
         stream: Whether what comes before the end is delivered at all.
+
+    Attributes:
+        is_silent: Between its first token and its end a sample has nothing to tell: its tokens may come by `know`.
     """
 
     def __init__(
@@ -153,8 +156,9 @@ class RequestStage:
     ) -> None:
         self.request_id = request_id
         self._stream = stream
-        # Whether the text of a token is wanted at once: for its delta, or because a stop text may end the sample.
-        self._defers_text = not stream and not prepared.params.stop
+        # A token alone is wanted at once for its delta, or because a stop text may end the sample; values come with it.
+        wanted = stream or prepared.params.stop or prepared.params.logprobs is not None
+        self.is_silent = not wanted and prepared.params.prompt_logprobs is None
         self.num_preemptions = 0
         self._prepared = prepared
         self._arrival = arrival
@@ -176,16 +180,6 @@ class RequestStage:
     def _prompt_text(self) -> str:
         prepared = self._prepared
         return prepared.prompt if prepared.prompt is not None else self._codec.decode(prepared.tokens)
-
-    def keep(self, index: int, event: TokenEvent) -> bool:
-        """Take an event that only brings a token whose text can wait; False: `take` must have it."""
-        if not self._defers_text or event.finish is not None or event.logprob is not None:
-            return False
-        # The first token brings times and prompt log-probabilities with it.
-        if event.token is None or event.index == 0 or self._first_token is None or event.prompt_logprobs:
-            return False
-        self.samples[index].keep(event.token)
-        return True
 
     def take(self, index: int, event: TokenEvent, now: float) -> Delta | None:
         """What an event of sample `index`, which has not ended, adds; None: nothing to deliver."""

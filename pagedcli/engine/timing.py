@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from pagedcli.core.plan import NO_TOKEN, StepPlan, StepResult
-from pagedcli.engine.executor import Executor, ExecutorInfo, StepHandle
 from pagedcli.engine.outputs import GapSeconds
 
 Cause = Literal["scheduler", "tokenizer", "http", "no_work"]
@@ -86,9 +86,9 @@ class Timing:
         self._gaps: dict[Cause, float] = _no_seconds()
         self._samples: deque[StepSample] = deque()
 
-    def mark(self, cause: Cause) -> None:
+    def mark(self, cause: Cause, now: float | None = None) -> None:
         """The engine thread turns to `cause` (waiting for callers that still tokenize is text work)."""
-        self._notes.append((self._clock(), cause))
+        self._notes.append((self._clock() if now is None else now, cause))
 
     @contextmanager
     def _caller(self, cause: Cause) -> Iterator[None]:
@@ -108,13 +108,10 @@ class Timing:
 
     def step_done(self, submitted: float, result: StepResult, plan: StepPlan) -> None:
         """A plan's result was read: it kept the executor busy for `result.seconds` after it could start."""
-        tokens, entries = result.tokens, plan.entries
+        tokens, count = result.tokens, len(plan.entries)
         generated = len(tokens) - tokens.count(NO_TOKEN)
-        computed = sum([entry.n for entry in entries])
-        decodes = len([1 for entry in entries if entry.n == 1 and entry.samples and entry.admission is None])
-        self._notes.append(
-            (submitted, self._clock(), result.seconds, computed - decodes, generated, len(entries))
-        )
+        prompt = _prompt_tokens(plan)
+        self._notes.append((submitted, self._clock(), result.seconds, prompt, generated, count))
         if len(self._notes) > MAX_NOTES:
             with self._lock:
                 self._settle()
@@ -221,6 +218,17 @@ class Timing:
             return tuple(self._samples)
 
 
+_samples, _admission = attrgetter("samples"), attrgetter("admission")
+
+
+def _prompt_tokens(plan: StepPlan) -> int:
+    """Positions that are no decodes."""
+    entries, computed = plan.entries, plan.num_tokens
+    if computed == len(entries) and not any(map(_admission, entries)):
+        return computed - sum(map(_samples, entries))  # the usual step, without a Python operation for each entry
+    return computed - sum([e.n == 1 and e.samples and e.admission is None for e in entries])
+
+
 def _no_seconds() -> dict[Cause, float]:
     return {"scheduler": 0.0, "tokenizer": 0.0, "http": 0.0, "no_work": 0.0}
 
@@ -231,39 +239,3 @@ def _part_since(sample: StepSample, since: float) -> float:
     if sample.end <= since:
         return 0.0
     return (sample.end - since) / (sample.end - sample.start)
-
-
-class _TimedHandle:
-    __slots__ = ("_handle", "_plan", "_submitted", "_timing")
-
-    def __init__(self, handle: StepHandle, plan: StepPlan, submitted: float, timing: Timing) -> None:
-        self._handle, self._plan, self._submitted, self._timing = handle, plan, submitted, timing
-
-    def done(self) -> bool:
-        return self._handle.done()
-
-    def result(self) -> StepResult:
-        result = self._handle.result()
-        self._timing.step_done(self._submitted, result, self._plan)
-        return result
-
-
-class TimedExecutor:
-    """An executor that reports each of its steps to a `Timing`."""
-
-    def __init__(self, executor: Executor, timing: Timing, clock: Callable[[], float]) -> None:
-        self._executor, self._timing, self._clock = executor, timing, clock
-
-    @property
-    def info(self) -> ExecutorInfo:
-        """Facts about the executor underneath."""
-        return self._executor.info
-
-    def submit(self, plan: StepPlan) -> StepHandle:
-        """Queue the plan and note when."""
-        submitted = self._clock()
-        return _TimedHandle(self._executor.submit(plan), plan, submitted, self._timing)
-
-    def close(self) -> None:
-        """Close the executor underneath."""
-        self._executor.close()

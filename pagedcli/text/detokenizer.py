@@ -24,6 +24,9 @@ class Detokenizer(Protocol):
     def push(self, token_id: int) -> str:
         """Take one more id; return the text that has become certain."""
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Take more ids; return what `push` would have returned for all of them together."""
+
     def finish(self) -> str:
         """Return the rest; nothing may be pushed afterwards."""
 
@@ -63,6 +66,13 @@ class StreamDetokenizer:
             return ""
         text = self._decode(piece) if isinstance(piece, bytes) else self._decode(b"", final=True) + piece
         return self._strip(text) if self._num_strip else text
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Take more ids; return the text that has become certain."""
+        if self._shape.kind != "bytes":
+            return "".join(map(self.push, token_ids))
+        # The first piece of a byte-level decoder is one like the others, and nothing is stripped.
+        return self._decode(b"".join(filter(None, map(self._piece, token_ids))))
 
     def finish(self) -> str:
         """Return the rest: U+FFFD for what an unfinished character leaves."""
@@ -109,6 +119,11 @@ class WholeDetokenizer:
     def push(self, token_id: int) -> str:
         """Take one more id; return the text that has become certain."""
         self._ids.append(token_id)
+        return self._rest() if self._stable else ""
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Take more ids; return the text that has become certain."""
+        self._ids += token_ids
         return self._rest() if self._stable else ""
 
     def finish(self) -> str:

@@ -202,8 +202,7 @@ def test_the_failure_of_one_request_in_a_step_costs_that_request_only() -> None:
             bad = [entry.request_id == 1 and self.plans.index(plan) > 3 for entry in plan.entries]
             if not any(bad):
                 return result
-            return dataclasses.replace(
-                result,
+            return result._replace(
                 tokens=tuple(-1 if b else t for b, t in zip(bad, result.tokens, strict=True)),
                 errors=tuple("logits are not finite" if b else None for b in bad),
             )

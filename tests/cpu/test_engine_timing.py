@@ -8,8 +8,7 @@ import pytest
 
 from pagedcli.core.plan import PlanEntry, StepPlan, StepResult
 from pagedcli.engine.outputs import GapSeconds
-from pagedcli.engine.timing import WINDOW_S, TimedExecutor, Timing
-from tests.fakes import FakeExecutor
+from pagedcli.engine.timing import WINDOW_S, Timing
 
 
 class Clock:
@@ -121,16 +120,6 @@ def test_waiting_for_callers_that_tokenize_is_text_work() -> None:
         timing.mark("scheduler")  # the engine works: what callers do meanwhile is no cause of anything
         clock.now = 107.0
     assert near(timing.gaps(idle=True)) == (1.0, 4.0, 2.0, 0.0)
-
-
-def test_the_timed_executor_reports_what_passes_through() -> None:
-    clock = Clock()
-    timing = Timing(clock)
-    inner = FakeExecutor()
-    executor = TimedExecutor(inner, timing, clock)
-    assert executor.info == inner.info
-    executor.close()
-    assert inner.closed
 
 
 def test_waiting_for_a_server_that_reads_a_request_is_its_own_cause() -> None:
