@@ -123,12 +123,25 @@ def activated(x: Array, activation: int) -> Array:
 def test_a_row_has_the_same_bits_whatever_rows_and_threads_share_the_work(isa: str, dtype: str) -> None:
     x, weight = random((300, 70), dtype, 1), random((600, 70), dtype, 2)
     whole = linear(isa, dtype, x, weight)
-    for rows in (1, 2, 5, 16, 17, 31, 33, 257):
+    for rows in (1, 2, 3, 4, 5, 16, 17, 31, 33, 257):
         for first in (0, 300 - rows):
             part = linear(isa, dtype, np.ascontiguousarray(x[first : first + rows]), weight)
             np.testing.assert_array_equal(part, whole[first : first + rows])
     for threads in (1, 3):
         np.testing.assert_array_equal(linear(isa, dtype, x, weight, threads=threads), whole)
+
+
+@isas
+@dtypes
+@pytest.mark.parametrize("powers", [(-60, -60), (-66, -66), (-128, 0), (0, -130), (60, 60)])
+def test_few_rows_round_tiny_and_huge_numbers_as_many_do(isa: str, dtype: str, powers: tuple[int, int]) -> None:
+    """Few rows and many may use other instructions, whose rules for numbers too small to be normal differ."""
+    x, weight = random((40, 160), dtype, 1), random((112, 160), dtype, 2)
+    x, weight = np.ldexp(x, powers[0]), np.ldexp(weight, powers[1])
+    whole = linear(isa, dtype, x, weight, out_dtype="float32")
+    for rows in (1, 2, 3, 4, 7):
+        part = linear(isa, dtype, x[:rows], weight, out_dtype="float32")
+        np.testing.assert_array_equal(part.view(np.uint32), whole[:rows].view(np.uint32))
 
 
 @isas

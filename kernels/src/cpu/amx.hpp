@@ -15,6 +15,7 @@
 
 #include "paged/types.h"
 #include "simd.hpp"
+#include "stream.hpp"
 
 namespace paged::PAGED_VARIANT {
 
@@ -63,9 +64,10 @@ private:
     int rows_ = 0;
 };
 
-template <class Between>
+template <class Source, class Between>
 PAGED_OUTLINE void narrow_blocks4(
-    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes, Between& between
+    Source source, const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
+    Between& between
 ) {
     Between work = between;  // a copy that can live in registers
     const bf16 *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
@@ -73,18 +75,22 @@ PAGED_OUTLINE void narrow_blocks4(
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
+    source.template each<PAGED_BLOCK_K, 32>(depth, [&](int64_t k, auto ahead) PAGED_INLINE_LAMBDA {
         _tile_loadd(4, x + k, x_bytes);
+        ahead.fetch_tile(w0 + 16 * k);
         _tile_loadd(5, w0 + 16 * k, 64);
         _tile_dpbf16ps(0, 4, 5);
+        ahead.fetch_tile(w1 + 16 * k);
         _tile_loadd(6, w1 + 16 * k, 64);
         _tile_dpbf16ps(1, 4, 6);
+        ahead.fetch_tile(w2 + 16 * k);
         _tile_loadd(7, w2 + 16 * k, 64);
         _tile_dpbf16ps(2, 4, 7);
+        ahead.fetch_tile(w3 + 16 * k);
         _tile_loadd(5, w3 + 16 * k, 64);
         _tile_dpbf16ps(3, 4, 5);
         work.step();
-    }
+    });
     _tile_stored(0, out, out_bytes);
     _tile_stored(1, out + 16, out_bytes);
     _tile_stored(2, out + 32, out_bytes);
@@ -92,18 +98,20 @@ PAGED_OUTLINE void narrow_blocks4(
     between = work;
 }
 
-template <class Between>
+template <class Source, class Between>
 PAGED_OUTLINE void narrow_block1(
-    const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes, Between& between
+    Source source, const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes,
+    Between& between
 ) {
     Between work = between;  // a copy that can live in registers
     _tile_zero(0);
-    for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
+    source.template each<PAGED_BLOCK_K, 32>(depth, [&](int64_t k, auto ahead) PAGED_INLINE_LAMBDA {
         _tile_loadd(4, x + k, x_bytes);
+        ahead.fetch_tile(w + 16 * k);
         _tile_loadd(5, w + 16 * k, 64);
         _tile_dpbf16ps(0, 4, 5);
         work.step();
-    }
+    });
     _tile_stored(0, out, out_bytes);
     between = work;
 }
@@ -118,9 +126,10 @@ PAGED_OUTLINE void narrow_block1(
         }                                       \
     } while (false)
 
-template <bool Again, class Between>
+template <bool Again, class Source, class Between>
 PAGED_OUTLINE void wide_blocks2(
-    const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes, Between& between
+    Source source, const bf16* x, int64_t x_bytes, const bf16* const* w, int64_t depth, float* out, int64_t out_bytes,
+    Between& between
 ) {
     Between work = between;  // a copy that can live in registers
     const bf16 *w0 = w[0], *w1 = w[1];
@@ -129,17 +138,19 @@ PAGED_OUTLINE void wide_blocks2(
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
+    source.template each<PAGED_BLOCK_K, 32>(depth, [&](int64_t k, auto ahead) PAGED_INLINE_LAMBDA {
+        ahead.fetch_tile(w0 + 16 * k);
         PAGED_LOAD_WEIGHTS(6, w0 + 16 * k);
         _tile_loadd(4, x + k, x_bytes);
         _tile_dpbf16ps(0, 4, 6);
+        ahead.fetch_tile(w1 + 16 * k);
         PAGED_LOAD_WEIGHTS(7, w1 + 16 * k);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, lower + k, x_bytes);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
         work.step();
-    }
+    });
     float* lower_out = out + 4 * out_bytes;
     _tile_stored(0, out, out_bytes);
     _tile_stored(1, out + 16, out_bytes);
@@ -148,7 +159,7 @@ PAGED_OUTLINE void wide_blocks2(
     between = work;
 }
 
-template <bool Again, class Between>
+template <class Between>
 PAGED_OUTLINE void wide_block1(
     const bf16* x, int64_t x_bytes, const bf16* w, int64_t depth, float* out, int64_t out_bytes, Between& between
 ) {
@@ -157,7 +168,7 @@ PAGED_OUTLINE void wide_block1(
     _tile_zero(0);
     _tile_zero(2);
     for (int64_t k = 0; k < depth; k += PAGED_BLOCK_K) {
-        PAGED_LOAD_WEIGHTS(6, w + 16 * k);
+        _tile_loadd(6, w + 16 * k, 64);
         _tile_loadd(4, x + k, x_bytes);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, lower + k, x_bytes);
@@ -172,10 +183,10 @@ PAGED_OUTLINE void wide_block1(
 #undef PAGED_LOAD_WEIGHTS
 
 // `again`: the same weights were multiplied a moment ago.
-template <class Between>
+template <class Source, class Between>
 inline void multiply_amx(
-    TileShapes& shapes, bool again, const bf16* x, int64_t x_stride, int64_t rows, const bf16* const* w, int blocks,
-    int64_t depth, float* out, int64_t out_stride, Between& between
+    TileShapes& shapes, bool again, Source source, const bf16* x, int64_t x_stride, int64_t rows, const bf16* const* w,
+    int blocks, int64_t depth, float* out, int64_t out_stride, Between& between
 ) {
     const int64_t x_bytes = 2 * x_stride, out_bytes = 4 * out_stride;
     for (int64_t r = 0; r < rows; r += 32) {
@@ -186,18 +197,18 @@ inline void multiply_amx(
         shapes.set(left);
         if (left <= 16) {
             for (; b + 4 <= blocks; b += 4) {
-                narrow_blocks4(from, x_bytes, w + b, depth, to + 16 * b, out_bytes, between);
+                narrow_blocks4(source, from, x_bytes, w + b, depth, to + 16 * b, out_bytes, between);
             }
             for (; b < blocks; b++) {
-                narrow_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
+                narrow_block1(source, from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
             }
         } else {
-            const auto wide2 = again ? wide_blocks2<true, Between> : wide_blocks2<false, Between>;
+            const auto wide2 = again ? wide_blocks2<true, Source, Between> : wide_blocks2<false, Source, Between>;
             for (; b + 2 <= blocks; b += 2) {
-                wide2(from, x_bytes, w + b, depth, to + 16 * b, out_bytes, between);
+                wide2(source, from, x_bytes, w + b, depth, to + 16 * b, out_bytes, between);
             }
             if (b < blocks) {
-                wide_block1<false>(from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
+                wide_block1(from, x_bytes, w[b], depth, to + 16 * b, out_bytes, between);
             }
         }
     }

@@ -261,6 +261,8 @@ void run_blocks(
         work.weights.begin(weight + count * block_size, bytes, steps);
         work.up.begin(weight + (up + count) * block_size, up > 0 ? bytes : 0, steps);
     }
+    // Other groups of rows, and other passes, find the weights in a cache.
+    multiply.next = p.rows > PASS_ROWS ? 0 : count * block_size * static_cast<int64_t>(sizeof(T));
     for (int64_t r = 0; r < rows; r += PASS_ROWS) {
         const int64_t some = least(PASS_ROWS, rows - r);
         float* sums = room.take();

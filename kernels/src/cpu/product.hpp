@@ -10,8 +10,11 @@
 #include "paged/types.h"
 #include "simd.hpp"
 
+#include "stream.hpp"
+
 #if defined(PAGED_HAS_AMX)
 #include "amx.hpp"
+#include "tile_sums.hpp"
 #endif
 
 namespace paged::PAGED_VARIANT {
@@ -38,22 +41,19 @@ constexpr int ROWS = 6;
 constexpr int blocks_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 #endif
 
-// Bytes ahead of a stream of weights that is read once.
-constexpr int PREFETCH_BYTES = 1024;
-
 template <int M, int B>
 struct Sums {
     F16 at[M][B];
 };
 
-template <int M, int B>
-PAGED_INLINE void multiply_step(Sums<M, B>& sums, const float* x, int64_t x_stride, const float* const* w, int64_t k) {
+template <class Ahead, int M, int B>
+PAGED_INLINE void multiply_step(
+    Ahead ahead, Sums<M, B>& sums, const float* x, int64_t x_stride, const float* const* w, int64_t k
+) {
     F16 weights[B];
     unroll<B>([&](auto b) {
         weights[b] = load(w[b] + 16 * k);
-        if constexpr (M == 1) {
-            __builtin_prefetch(reinterpret_cast<const char*>(w[b] + 16 * k) + PREFETCH_BYTES);
-        }
+        ahead.fetch(w[b] + 16 * k);
     });
     unroll<M>([&](auto m) {
         F16 value = set1(x[m * x_stride + k]);
@@ -61,15 +61,15 @@ PAGED_INLINE void multiply_step(Sums<M, B>& sums, const float* x, int64_t x_stri
     });
 }
 
-template <int M, int B>
-PAGED_INLINE void multiply_step(Sums<M, B>& sums, const float* x, int64_t x_stride, const bf16* const* w, int64_t k) {
+template <class Ahead, int M, int B>
+PAGED_INLINE void multiply_step(
+    Ahead ahead, Sums<M, B>& sums, const float* x, int64_t x_stride, const bf16* const* w, int64_t k
+) {
     // First elements of the pairs, then the second ones: there are not registers for both.
     F16 weights[B];
     unroll<B>([&](auto b) {
         weights[b] = load_pairs_first(w[b] + 16 * k);
-        if constexpr (M == 1) {
-            __builtin_prefetch(reinterpret_cast<const char*>(w[b] + 16 * k) + PREFETCH_BYTES);
-        }
+        ahead.fetch(w[b] + 16 * k);
     });
     unroll<M>([&](auto m) {
         const F16 value = set1(x[m * x_stride + k]);
@@ -83,14 +83,14 @@ PAGED_INLINE void multiply_step(Sums<M, B>& sums, const float* x, int64_t x_stri
 }
 
 #if defined(PAGED_HAS_BF16)
-template <int M, int B>
-PAGED_INLINE void multiply_step(Sums<M, B>& sums, const bf16* x, int64_t x_stride, const bf16* const* w, int64_t k) {
+template <class Ahead, int M, int B>
+PAGED_INLINE void multiply_step(
+    Ahead ahead, Sums<M, B>& sums, const bf16* x, int64_t x_stride, const bf16* const* w, int64_t k
+) {
     __m512bh weights[B];
     unroll<B>([&](auto b) {
         weights[b] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w[b] + 16 * k));
-        if constexpr (M == 1) {
-            __builtin_prefetch(reinterpret_cast<const char*>(w[b] + 16 * k) + PREFETCH_BYTES);
-        }
+        ahead.fetch(w[b] + 16 * k);
     });
     unroll<M>([&](auto m) {
         int pair;
@@ -101,33 +101,36 @@ PAGED_INLINE void multiply_step(Sums<M, B>& sums, const bf16* x, int64_t x_strid
 }
 #endif
 
-template <int M, int B, class X, class W>
-void multiply_tile(const X* x, int64_t x_stride, const W* const* w, int64_t depth, float* out, int64_t out_stride) {
+template <int M, int B, class Source, class X, class W>
+void multiply_tile(
+    Source source, const X* x, int64_t x_stride, const W* const* w, int64_t depth, float* out, int64_t out_stride
+) {
     Sums<M, B> sums;
     unroll<M>([&](auto m) { unroll<B>([&](auto b) { sums.at[m][b] = zero(); }); });
     const W* blocks[B];
     unroll<B>([&](auto b) { blocks[b] = w[b]; });
     constexpr int step = sizeof(W) == 4 ? 1 : 2;
-    for (int64_t k = 0; k < depth; k += step) {
-        multiply_step<M, B>(sums, x, x_stride, blocks, k);
-    }
+    source.template each<step, 16 * sizeof(W)>(depth, [&](int64_t k, auto ahead) PAGED_INLINE_LAMBDA {
+        multiply_step<decltype(ahead), M, B>(ahead, sums, x, x_stride, blocks, k);
+    });
     unroll<M>([&](auto m) { unroll<B>([&](auto b) { store(out + m * out_stride + 16 * b, sums.at[m][b]); }); });
 }
 
-template <int M, class X, class W>
+template <int M, class Source, class X, class W>
 void multiply_rows(
-    const X* x, int64_t x_stride, const W* const* w, int blocks, int64_t depth, float* out, int64_t out_stride
+    Source source, const X* x, int64_t x_stride, const W* const* w, int blocks, int64_t depth, float* out,
+    int64_t out_stride
 ) {
     constexpr int most = blocks_for(M);
     for (int b = 0; b < blocks;) {
         if (most >= 4 && blocks - b >= 4) {
-            multiply_tile<M, most >= 4 ? 4 : 1>(x, x_stride, w + b, depth, out + 16 * b, out_stride);
+            multiply_tile<M, most >= 4 ? 4 : 1>(source, x, x_stride, w + b, depth, out + 16 * b, out_stride);
             b += 4;
         } else if (most >= 2 && blocks - b >= 2) {
-            multiply_tile<M, most >= 2 ? 2 : 1>(x, x_stride, w + b, depth, out + 16 * b, out_stride);
+            multiply_tile<M, most >= 2 ? 2 : 1>(source, x, x_stride, w + b, depth, out + 16 * b, out_stride);
             b += 2;
         } else {
-            multiply_tile<M, 1>(x, x_stride, w + b, depth, out + 16 * b, out_stride);
+            multiply_tile<M, 1>(source, x, x_stride, w + b, depth, out + 16 * b, out_stride);
             b += 1;
         }
     }
@@ -143,6 +146,9 @@ class Multiplier {
 public:
     // Whether the weights of the products to come were multiplied a moment ago.
     bool again = false;
+    // Of products whose weights come from memory and are read once: how many bytes behind a block the one lies that is
+    // multiplied after it. 0: they come from a cache.
+    int64_t next = 0;
 
     // `between.step()` may be called any number of times meanwhile, for work that does not depend on the result.
     template <class X, class W, class Between>
@@ -152,24 +158,46 @@ public:
     ) {
 #if defined(PAGED_HAS_AMX)
         if constexpr (sizeof(X) == 2) {
-            multiply_amx(shapes_, again, x, x_stride, rows, w, blocks, depth, out, out_stride, between);
+            if (next != 0 && rows <= MAX_VECTOR_ROWS) {
+                multiply_tile_sums(FromMemory{next}, x, x_stride, rows, w, blocks, depth, out, out_stride);
+            } else if (next != 0) {
+                multiply_amx(
+                    shapes_, again, FromMemory{next}, x, x_stride, rows, w, blocks, depth, out, out_stride, between
+                );
+            } else {
+                multiply_amx(
+                    shapes_, again, FromCache{}, x, x_stride, rows, w, blocks, depth, out, out_stride, between
+                );
+            }
             return;
         }
 #endif
+        if (next != 0) {
+            vectors(FromMemory{next}, x, x_stride, rows, w, blocks, depth, out, out_stride);
+        } else {
+            vectors(FromCache{}, x, x_stride, rows, w, blocks, depth, out, out_stride);
+        }
+    }
+
+private:
+    template <class Source, class X, class W>
+    static void vectors(
+        Source source, const X* x, int64_t x_stride, int64_t rows, const W* const* w, int blocks, int64_t depth,
+        float* out, int64_t out_stride
+    ) {
         for (int64_t r = 0; r < rows; r += ROWS) {
             const X* from = x + r * x_stride;
             float* to = out + r * out_stride;
             const int64_t left = rows - r < ROWS ? rows - r : ROWS;
             unroll<ROWS>([&](auto m) {
                 if (left == m + 1) {
-                    multiply_rows<m + 1>(from, x_stride, w, blocks, depth, to, out_stride);
+                    multiply_rows<m + 1>(source, from, x_stride, w, blocks, depth, to, out_stride);
                 }
             });
         }
     }
 
 #if defined(PAGED_HAS_AMX)
-private:
     TileShapes shapes_;
 #endif
 };
