@@ -28,7 +28,7 @@ class MachineRates:
     Attributes:
         threads: Threads at work.
         read_bytes_per_s: Reading memory that no cache holds.
-        f32_flops_per_s: Float32 multiply-adds out of registers of 256 bits (AVX2).
+        f32_flops_per_s: Float32 multiply-adds out of registers of 256 bits (AVX2), else of 128 (NEON, SSE).
         f32_wide_flops_per_s: The same, of 512 bits.
         bf16_dot_flops_per_s: Dot products of bfloat16 pairs in vector registers.
         bf16_tile_flops_per_s: Products of bfloat16 tiles (AMX).

@@ -13,9 +13,10 @@ import signal
 import sys
 import traceback
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pagedcli.cli.doctor import doctor
 from pagedcli.cli.generate import generate
@@ -29,8 +30,25 @@ OUR_FAULT = 1
 USER_MISTAKE = 2
 INTERRUPTED = 130
 
+
+class Interrupted(Exception):
+    """A `KeyboardInterrupt` on its way out of a command: Typer would turn that into an exit code and say nothing."""
+
+
+class Commands(TyperGroup):
+    """All commands; what interrupts one of them gets as far as `run`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+
 app = typer.Typer(
     name="paged",
+    cls=Commands,
     help="Run language models on this machine, over one paged KV engine.",
     epilog="Documentation: docs/cli.md. `paged COMMAND --help` lists the options of a command.",
     rich_markup_mode=None,
@@ -91,7 +109,7 @@ def run(arguments: list[str] | None = None) -> int:
     except typer.TyperException as error:
         _fail(error.format_message())
         return USER_MISTAKE
-    except (KeyboardInterrupt, typer.Abort):
+    except (Interrupted, KeyboardInterrupt, typer.Abort):
         _fail("interrupted")
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - a defect: one line, and the whole story with -v.

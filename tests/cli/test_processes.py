@@ -143,6 +143,38 @@ def test_interrupt_while_stdin_gives_nothing(tmp_path):
         pipe.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whatever_command_is_interrupted_says_so(number):
+    """Also one that knows nothing of interrupts: Typer alone would end it with 130 and say nothing."""
+    code = (
+        "import os, pagedcli.cli.doctor_run as doctor; from pagedcli.cli.main import main\n"
+        f"doctor.run_doctor = lambda *args, **kwargs: os.kill(os.getpid(), {int(number)})\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "paged: interrupted\n")
+
+
+def test_python_m_is_the_same_program():
+    arguments = [sys.executable, "-m", "pagedcli"]
+    done = subprocess.run(
+        [*arguments, "--help"], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    assert done.stdout.startswith("Usage: paged")
+    wrong = subprocess.run(
+        [*arguments, "nothing"], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("paged: No such command")
+
+
 def test_two_writers_of_one_output(tmp_path):
     ids = write_rows(tmp_path)
     first = start(tmp_path, *RUN, FAKE_STEP_SECONDS="0.01")
