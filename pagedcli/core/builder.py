@@ -16,6 +16,7 @@ from pagedcli.core.stats import Counters
 _FIRST_ROW = (0,)
 _make_entry = partial(tuple.__new__, PlanEntry)
 """A `PlanEntry` of its items, at a third of the cost of calling the class."""
+_make_plan = partial(tuple.__new__, StepPlan)
 
 
 class PlanBuilder:
@@ -121,7 +122,7 @@ class PlanBuilder:
         """The plan, or None if nothing was issued."""
         if not self._entries:
             return None
-        return StepPlan(self.step, tuple(self._entries), tuple(self._copies), freed_slots)
+        return _make_plan((self.step, tuple(self._entries), tuple(self._copies), freed_slots))
 
     def _publish_known(self, request: Request, stop: int) -> None:
         """I11: what is known on the host and issued now."""

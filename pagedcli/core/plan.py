@@ -14,6 +14,7 @@ in every layer the K and V of all entries are written before any attention of th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -76,7 +77,7 @@ class PlanEntry(NamedTuple):
     admission: Admission | None = None
 
 
-_num_positions = attrgetter("n")
+_num_positions: Callable[[PlanEntry], int] = attrgetter("n")
 
 
 class StepPlan(NamedTuple):

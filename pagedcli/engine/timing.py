@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
-from pagedcli.core.plan import NO_TOKEN, StepPlan, StepResult
+from pagedcli.core.plan import NO_TOKEN, PlanEntry, StepPlan, StepResult
 from pagedcli.engine.outputs import GapSeconds
 
 Cause = Literal["scheduler", "tokenizer", "http", "no_work"]
@@ -218,14 +218,17 @@ class Timing:
             return tuple(self._samples)
 
 
-_samples, _admission = attrgetter("samples"), attrgetter("admission")
+_samples: Callable[[PlanEntry], bool] = attrgetter("samples")
+_admission = attrgetter("admission")
 
 
 def _prompt_tokens(plan: StepPlan) -> int:
     """Positions that are no decodes."""
     entries, computed = plan.entries, plan.num_tokens
     if computed == len(entries) and not any(map(_admission, entries)):
-        return computed - sum(map(_samples, entries))  # the usual step, without a Python operation for each entry
+        return computed - sum(
+            map(_samples, entries)
+        )  # the usual step, without a Python operation for each entry
     return computed - sum([e.n == 1 and e.samples and e.admission is None for e in entries])
 
 

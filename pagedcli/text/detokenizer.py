@@ -72,7 +72,7 @@ class StreamDetokenizer:
         if self._shape.kind != "bytes":
             return "".join(map(self.push, token_ids))
         # The first piece of a byte-level decoder is one like the others, and nothing is stripped.
-        return self._decode(b"".join(filter(None, map(self._piece, token_ids))))
+        return self._decode(b"".join([p for p in map(self._piece, token_ids) if isinstance(p, bytes)]))
 
     def finish(self) -> str:
         """Return the rest: U+FFFD for what an unfinished character leaves."""
