@@ -134,7 +134,9 @@ def test_a_row_has_the_same_bits_whatever_rows_and_threads_share_the_work(isa: s
 @isas
 @dtypes
 @pytest.mark.parametrize("powers", [(-60, -60), (-66, -66), (-128, 0), (0, -130), (60, 60)])
-def test_few_rows_round_tiny_and_huge_numbers_as_many_do(isa: str, dtype: str, powers: tuple[int, int]) -> None:
+def test_few_rows_round_tiny_and_huge_numbers_as_many_do(
+    isa: str, dtype: str, powers: tuple[int, int]
+) -> None:
     """Few rows and many may use other instructions, whose rules for numbers too small to be normal differ."""
     x, weight = random((40, 160), dtype, 1), random((112, 160), dtype, 2)
     x, weight = np.ldexp(x, powers[0]), np.ldexp(weight, powers[1])
