@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pagedcli.bench.latency import Distribution, LoadReport, percentile, summarize
-from pagedcli.bench.load import Answer, LoadRequest, Target, _Chunks, run_load
+from pagedcli.bench.http_reading import Chunks
+from pagedcli.bench.load import Answer, LoadRequest, Target, run_load
 from pagedcli.workloads.arrivals import poisson, together
 
 Serve = Callable[["FakeServer", asyncio.StreamWriter, dict[str, Any]], Awaitable[None]]
@@ -178,7 +179,7 @@ def test_requests_are_sent_when_they_are_due_not_when_others_are_answered() -> N
 def test_chunks_are_put_together_wherever_they_are_cut() -> None:
     whole = b"5\r\nhello\r\n1;x=y\r\n \r\n10\r\n0123456789abcdef\r\n0\r\n\r\n"
     for size in range(1, len(whole)):
-        chunks = _Chunks()
+        chunks = Chunks()
         body = b"".join(chunks.feed(whole[start : start + size]) for start in range(0, len(whole), size))
         assert body == b"hello 0123456789abcdef", size
         assert chunks.is_over
