@@ -5,9 +5,9 @@ May import `core`, `engine` and `workloads`. One thread hands over and collects;
 
 from __future__ import annotations
 
+import heapq
 import queue
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from pagedcli.engine.loop import Sink
 from pagedcli.engine.outputs import Delta, EngineStats, RequestOutput
 from pagedcli.engine.prompt import RequestSpec
 from pagedcli.errors import EngineDead, RequestError
-from pagedcli.workloads.requests import WorkloadRequest
+from pagedcli.workloads.requests import WorkloadRequest, prompt_after
 
 MAX_SAMPLES = 1 << 17
 """Samples of a run; a longer one keeps every second of them, and so on."""
@@ -31,8 +31,9 @@ class _Sent:
     """A request that was handed over."""
 
     index: int
+    prompt: tuple[int, ...]
+    arrival_s: float
     tokens: RequestTokens
-    end_s: float | None = None
     output: RequestOutput | None = None
 
 
@@ -103,6 +104,9 @@ class Drive:
         self._answers: queue.SimpleQueue[tuple[_Sent, float, Delta]] = queue.SimpleQueue()
         self._finished: dict[int, RequestRun] = {}
         self._open: dict[int, _Sent] = {}
+        self._pending: list[tuple[float, int]] = []  # a heap: what arrives first is sent first
+        self._followers: dict[str, list[int]] = {}
+        self._prompts: dict[int, tuple[int, ...]] = {}
         self._start = 0.0
         self._late_s = 0.0
 
@@ -128,44 +132,53 @@ class Drive:
                 self._watch.ended()
 
     def _work_through(self) -> None:
-        order = sorted(range(len(self._workload)), key=lambda index: self._workload[index].arrival_s)
-        pending = deque(order)
-        while pending or self._open:
-            self._send_due(pending)
+        for index, item in enumerate(self._workload):
+            if item.follows is None:
+                self._due(index, item.arrival_s)
+            else:
+                self._followers.setdefault(item.follows, []).append(index)
+        while self._pending or self._open:
+            self._send_due()
             if not self._open:
-                if pending:
-                    self._sleep(max(0.0, self._until(pending[0])))
+                if self._pending:
+                    self._sleep(max(0.0, self._until_next()))
                 continue
-            wait = max(0.0, self._until(pending[0])) if pending else None
+            wait = max(0.0, self._until_next()) if self._pending else None
             try:
                 self._take(*self._answers.get(timeout=wait))
             except queue.Empty:
                 continue
 
-    def _until(self, index: int) -> float:
-        return self._start + self._workload[index].arrival_s - self._clock()
+    def _due(self, index: int, arrival_s: float) -> None:
+        """A request is to be sent at that moment."""
+        heapq.heappush(self._pending, (arrival_s, index))
 
-    def _send_due(self, pending: deque[int]) -> None:
+    def _until_next(self) -> float:
+        return self._start + self._pending[0][0] - self._clock()
+
+    def _send_due(self) -> None:
         """Hand over everything that has arrived; what arrives together reaches the engine in one turn."""
-        if not pending or self._until(pending[0]) > 0:
+        if not self._pending or self._until_next() > 0:
             return
         with self._client.together():
-            while pending and (early := self._until(pending[0])) <= 0:
+            while self._pending and (early := self._until_next()) <= 0:
                 self._late_s = max(self._late_s, -early)
-                self._send(pending.popleft())
+                arrival_s, index = heapq.heappop(self._pending)
+                self._send(index, arrival_s)
 
-    def _send(self, index: int) -> None:
+    def _send(self, index: int, arrival_s: float) -> None:
         item = self._workload[index]
+        prompt = self._prompts.pop(index, item.prompt_token_ids)
         params = SamplingParams(
             temperature=0.0,
             max_tokens=item.max_tokens,
             ignore_eos=True,
             stop_token_ids=(self._recorder.stop_token,),
         )
-        spec = RequestSpec(prompt=item.prompt_token_ids, params=params, stream=False)
-        sent = _Sent(index, self._recorder.expect(len(item.prompt_token_ids), item.output_tokens))
+        spec = RequestSpec(prompt=prompt, params=params, stream=False)
+        sent = _Sent(index, prompt, arrival_s, self._recorder.expect(len(prompt), item.output_tokens))
         try:
-            self._require_in_vocabulary(item)
+            self._require_in_vocabulary(item.id, prompt)
             self._client.add(spec, self._sink(sent))
         except RequestError as error:
             self._recorder.forget_last()
@@ -173,11 +186,11 @@ class Drive:
             return
         self._open[index] = sent
 
-    def _require_in_vocabulary(self, item: WorkloadRequest) -> None:
+    def _require_in_vocabulary(self, name: str, prompt: Sequence[int]) -> None:
         """The engine is told of one token more than there is."""
-        largest, size = max(item.prompt_token_ids, default=0), self._recorder.stop_token
+        largest, size = max(prompt, default=0), self._recorder.stop_token
         if largest >= size:
-            raise RequestError(f"{item.id}: token id {largest}: the vocabulary has ids 0 to {size - 1}")
+            raise RequestError(f"{name}: token id {largest}: the vocabulary has ids 0 to {size - 1}")
 
     def _sink(self, sent: _Sent) -> Sink:
         answers, clock = self._answers, self._clock
@@ -204,13 +217,22 @@ class Drive:
         self._finished[sent.index] = request
         if self._watch is not None:
             self._watch.answered(request)
+        for index in self._followers.pop(request.id, ()):
+            self._next_turn(index, sent, now - self._start)
+
+    def _next_turn(self, index: int, earlier: _Sent, now: float) -> None:
+        """What follows a request is due once that is over; after a failed one it keeps its stand-in for the answer."""
+        item = self._workload[index]
+        if not self._finished[earlier.index].error:
+            self._prompts[index] = prompt_after(item, earlier.prompt, earlier.tokens.ids)
+        self._due(index, now + item.think_s)
 
     def _request(self, sent: _Sent, end_s: float | None, error: str | None) -> RequestRun:
-        item, output = self._workload[sent.index], sent.output
+        output = sent.output
         return RequestRun(
-            id=item.id,
-            arrival_s=item.arrival_s,
-            prompt_tokens=len(item.prompt_token_ids),
+            id=self._workload[sent.index].id,
+            arrival_s=sent.arrival_s,
+            prompt_tokens=len(sent.prompt),
             cached_tokens=0 if output is None else output.usage.cached_tokens,
             token_times=tuple([moment - self._start for moment in sent.tokens.times]),
             token_ids=tuple(sent.tokens.ids),

@@ -263,6 +263,11 @@ def _running(client: EngineThread) -> Iterator[None]:
 def warm_up(workload: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
     """A few of the requests, with short outputs, all at once."""
     return [
-        dataclasses.replace(request, arrival_s=0.0, output_tokens=min(request.output_tokens, WARM_UP_TOKENS))
+        dataclasses.replace(
+            request,
+            arrival_s=0.0,
+            output_tokens=min(request.output_tokens, WARM_UP_TOKENS),
+            follows=None,
+        )
         for request in workload[:WARM_UP_REQUESTS]
     ]
