@@ -26,7 +26,7 @@ NOTICEABLE = 0.05
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-def machine_facts() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Processor, cores, caches, memory and system, for the head of a report."""
     return {
         "cpu": _cpu_name(),
@@ -77,7 +77,7 @@ def provenance() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadSeen:
+class OtherLoad:
     """What others did while something was measured.
 
     Attributes:
@@ -116,7 +116,7 @@ class Counters:
     stolen: float
 
 
-class OtherLoad:
+class LoadMeter:
     """Counts processor time of this process, of all others, and what the host withheld, over one or more spans.
 
     A span begins here, unless `begin` is false, and wherever `begin` is called; only spans count, so that what was not
@@ -152,13 +152,13 @@ class OtherLoad:
         self._others += max(0.0, (after.busy - before.busy) - (after.own - before.own))
         self._stolen += max(0.0, after.stolen - before.stolen)
 
-    def seen(self) -> LoadSeen | None:
+    def seen(self) -> OtherLoad | None:
         """Over all spans; None if they were too short for what the system counts, hundredths of a second."""
         self.end()
         if self._seconds < 0.1:
             return None
         waiting = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        return LoadSeen(self._cpus, self._others / self._seconds, self._stolen / self._seconds, waiting)
+        return OtherLoad(self._cpus, self._others / self._seconds, self._stolen / self._seconds, waiting)
 
     def told(self) -> str:
         """The same in words; "" if it was too short."""
