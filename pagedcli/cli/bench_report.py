@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from pagedcli.errors import ConfigError
+from typing import Annotated
+
+import typer
+
+from pagedcli.cli.bench_options import HtmlFile, MarkdownFile
+from pagedcli.cli.options import Quiet
 
 
-def report() -> None:
-    """Filled in by its owner."""
-    raise ConfigError("paged bench report is being built")
+def report(
+    *,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What --json wrote", show_default=False)],
+    markdown_file: MarkdownFile = None,
+    html_file: HtmlFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make the reports of FILE, which a benchmark wrote with --json, again: tables here, Markdown, or a page with plots."""
+    from pagedcli.cli.bench_report_run import run_report
+
+    raise typer.Exit(run_report(file, markdown_file=markdown_file, html_file=html_file, quiet=quiet))

@@ -1,0 +1,78 @@
+"""What stands at the head of a report: model, machine, date, version, settings, workload, other load.
+
+Standard library only. Whatever the dictionary tells is shown, under its own names, so that nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pagedcli.bench.report.figures import find
+from pagedcli.bench.report.numbers import number, share, size
+
+
+def head_of(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and texts."""
+    rows = [("Model", str(find(data, "settings.model") or "SmolLM2-135M-Instruct"))]
+    rows += [(name, text) for name, text in (
+        ("Machine", described(data.get("machine"))),
+        ("Date", str(data.get("date", ""))),
+        ("Version", str(data.get("version", ""))),
+        ("Settings", described(_settings(data))),
+        ("Workload", described(data.get("workload"))),
+        ("Limits", described(data.get("limits"))),
+        ("Other load", other_load(data)),
+        ("Command", str(data.get("command", ""))),
+        ("Took", f"{number(data['seconds'])} s" if "command" in data and "seconds" in data else ""),
+    ) if text]  # fmt: skip
+    return rows
+
+
+def _settings(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings = data.get("settings") or {}
+    return {key: value for key, value in settings.items() if key != "model" and value is not None}
+
+
+def other_load(data: Mapping[str, Any]) -> str:
+    """What else kept the machine busy, or nothing."""
+    return str(data.get("other_load") or "")
+
+
+def described(value: Any) -> str:
+    """A value in words; of a mapping its parts: `page size 16, threads 2`."""
+    if isinstance(value, Mapping):
+        return "; ".join(_parts(value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(described(item) for item in value)
+    return "" if value is None else str(value)
+
+
+_UNITS = {
+    "_bytes_per_s": lambda value: f"{size(value)}/s",
+    "_flops_per_s": lambda value: f"{number(value / 1e9)} GFLOP/s",
+    "_bytes": size,
+    "_s": lambda value: f"{number(value)} s",
+    "_share": share,
+}
+
+
+def _parts(value: Mapping[str, Any]) -> Iterator[str]:
+    for key, part in value.items():
+        if part is None or part == "" or part == {}:
+            continue
+        name, text = _with_unit(key, part)
+        yield f"{name} {text}" if not isinstance(part, Mapping) else f"{name} ({text})"
+
+
+def _with_unit(key: str, value: Any) -> tuple[str, str]:
+    """The name in words and the number with the unit that the key's end tells."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        for ending, text in _UNITS.items():
+            if key.endswith(ending):
+                return key.removesuffix(ending).replace("_", " "), text(value)
+    return key.replace("_", " "), described(value)

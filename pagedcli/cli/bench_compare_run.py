@@ -1,0 +1,295 @@
+"""What `paged bench compare` does: models, experiments in turns, claims, reports. May import everything below `cli`.
+
+Exit codes: 0 done, 1 an answer differed between two ways to run the same request (the reports are written), 2 nothing
+was run, 3 requests failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagedcli.bench.compare import NOT_GIVEN, Model, Results, quality_facts, report_dict, run_all
+from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
+from pagedcli.bench.experiments import FULL, ORIGINAL, SHORT, Arm, Experiment, Plan, Scale
+from pagedcli.bench.report.console import print_document
+from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.session import Session
+from pagedcli.cli.console import Messages, make_messages, result_console
+from pagedcli.config import EngineConfig, ModelConfig
+from pagedcli.config_file import Value, load_settings
+from pagedcli.errors import ConfigError, PagedError
+from pagedcli.quant.quality import QUALITY_FILE
+
+METHODS = ("awq", "gptq")
+SOME_FAILED = 3
+_IS_QUANTIZED = "the original is quantized itself: --dtype bfloat16, or a folder that is not"
+_NO_QUALITY = (
+    "there is no quality.json with perplexities beside the {name} checkpoint: paged quantize writes one"
+)
+_NOT_TIMED = "the making of both was not timed: --quantize DIR makes them here"
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """Flags of `paged bench compare` that are no settings; see `bench_compare.compare`."""
+
+    short: bool = False
+    workload: str | None = None
+    requests: int | None = None
+    kv_tokens: int | None = None
+    repeats: int | None = None
+    seed: int = 0
+    awq: str | None = None
+    gptq: str | None = None
+    quantize: str | None = None
+    json_file: str | None = None
+    markdown_file: str | None = None
+    html_file: str | None = None
+    verbose: bool = False
+    quiet: bool = False
+
+
+def run_compare(
+    options: CompareOptions,
+    flags: Mapping[str, Value],
+    *,
+    assignments: Sequence[str],
+    config_file: str | None,
+) -> int:
+    """Run the command; its exit code.
+
+    Raises:
+        PagedError: Something is wrong with the flags or a model, or an answer differed.
+    """
+    check_outputs(options.json_file, options.markdown_file, html=options.html_file)
+    messages = make_messages(verbose=options.verbose, quiet=options.quiet)
+    given = Path(config_file) if config_file is not None else None
+    config = load_settings(config_file=given, assignments=assignments, flags=flags).engine
+    scale = scale_of(options)
+    if config.model.max_model_len is not None:
+        scale = dataclasses.replace(scale, longest=config.model.max_model_len)
+    folders, facts = _quantized(options, config, messages)
+    models = _load(config, folders, messages)
+    missing = _missing(models, folders, facts)
+    original: Any = models[ORIGINAL].session
+    plan = Plan(scale, options.seed, original.spec.vocab_size, original.spec.max_position, tuple(models))
+    experiments = [item for item in plan.experiments() if item.name != "int4" or "int4" not in missing]
+    start, load = time.perf_counter(), LoadMeter()
+    results = run_all(models, experiments, on_turn=_Turns(messages, start))
+    load.end()
+    data = {
+        **report_dict(results, experiments, facts, missing),
+        **_about(config, original, options, time.perf_counter() - start, load),
+    }
+    document = write_reports(
+        data,
+        json_file=options.json_file,
+        markdown_file=options.markdown_file,
+        html_file=options.html_file,
+    )
+    if not options.quiet:
+        print_document(document, result_console())
+    return _code(results, messages)
+
+
+def scale_of(options: CompareOptions) -> Scale:
+    """How much is run.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+    scale = SHORT if options.short else FULL
+    for name, value in (
+        ("--requests", options.requests), ("--kv-tokens", options.kv_tokens), ("--repeats", options.repeats)
+    ):  # fmt: skip
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}: it must be at least 1")
+    given: dict[str, Any] = {
+        "workload": options.workload,
+        "requests": options.requests,
+        "pool_tokens": options.kv_tokens,
+        "rounds": options.repeats,
+        "many_rounds": options.repeats,
+    }
+    return dataclasses.replace(scale, **{name: value for name, value in given.items() if value is not None})
+
+
+def _quantized(
+    options: CompareOptions, config: EngineConfig, messages: Messages
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Folders of quantized checkpoints by method, and what is known of them."""
+    folders = {name: folder for name in METHODS if (folder := getattr(options, name)) is not None}
+    facts: dict[str, float] = {}
+    if options.quantize is not None:
+        if folders:
+            raise ConfigError("--quantize makes both checkpoints: leave --awq and --gptq out")
+        folders, facts = make_both(options, config, messages)
+    for name, folder in folders.items():
+        facts = {**_quality(name, Path(folder)), **facts}
+    return folders, facts
+
+
+def _quality(name: str, folder: Path) -> dict[str, float]:
+    """Of the checkpoint's quality.json, if it has one."""
+    try:
+        found = json.loads((folder / QUALITY_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / QUALITY_FILE}: {error}: mend it, or take it away") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{folder / QUALITY_FILE} is no object: take it away")
+    return quality_facts(name, found)
+
+
+def make_both(
+    options: CompareOptions, config: EngineConfig, messages: Messages
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Make both checkpoints as `paged quantize` does, with the same text, and take the time.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+        ConfigError: A folder is in the way.
+    """
+    from pagedcli.api.quantize import quantize, require_torch_for_quantizing
+    from pagedcli.cli.quantize_display import QuantizeDisplay
+    from pagedcli.quant.options import QuantizeOptions
+    from pagedcli.quant.request import QuantizeRequest
+    from pagedcli.runtime.threads import compute_threads
+
+    require_torch_for_quantizing()
+    assert options.quantize is not None
+    samples, length = (8, 64) if options.short else (32, 512)
+    folders, facts = {}, {}
+    for method in METHODS:
+        folder = Path(options.quantize) / method
+        folders[method] = str(folder)
+        if (folder / QUALITY_FILE).is_file():
+            messages.say(f"{folder} is there already: it is used as it is")
+            continue
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        request = QuantizeRequest(
+            options=QuantizeOptions(method=method),  # type: ignore[arg-type]
+            model=config.model.model,
+            output=str(folder),
+            samples=samples,
+            seq_len=length,
+            threads=config.device.threads or compute_threads(),
+        )
+        messages.say(f"making {folder}: {samples} samples of {length} tokens")
+        start = time.perf_counter()
+        with QuantizeDisplay(messages) as display:
+            quantize(request, display)
+        facts[f"{method}.making_s"] = time.perf_counter() - start
+    return folders, facts
+
+
+def _load(config: EngineConfig, folders: Mapping[str, str], messages: Messages) -> dict[str, Model]:
+    """Every checkpoint, loaded; the quantized ones must be of the same model."""
+    models = {ORIGINAL: Model(Session(config, on_phase=messages.detail), config)}
+    first: Any = models[ORIGINAL].session
+    for name, folder in folders.items():
+        own = dataclasses.replace(config, model=ModelConfig(model=folder, activation=config.model.activation))
+        session = Session(own, on_phase=messages.detail)
+        if (session.spec.vocab_size, session.spec.num_layers) != (
+            first.spec.vocab_size,
+            first.spec.num_layers,
+        ):
+            raise ConfigError(
+                f"--{name} {folder} is of another model than {config.model.model or 'the default'}"
+            )
+        models[name] = Model(session, own)
+    return models
+
+
+def _missing(
+    models: Mapping[str, Model], folders: Mapping[str, str], facts: Mapping[str, float]
+) -> dict[str, str]:
+    """Why something is not measured, by the beginning of its name; see `Measurements`."""
+    missing: dict[str, str] = {}
+    original: Any = models[ORIGINAL].session
+    for name in METHODS:
+        if name not in folders:
+            for begin in (name, f"int4/{name}", f"{name}.perplexity", f"modes/+ {name.upper()}"):
+                missing[begin] = NOT_GIVEN[name]
+        elif f"{name}.perplexity_increase" not in facts:
+            missing[f"{name}.perplexity"] = _NO_QUALITY.format(name=name.upper())
+        if f"{name}.making_s" not in facts:
+            missing[f"{name}.making"] = _NOT_TIMED
+    if original.choice.as_codes:
+        missing["int4"] = _IS_QUANTIZED
+    return missing
+
+
+class _Turns:
+    """Says what is run now, in a line when the experiment changes, and how long it may still take."""
+
+    def __init__(self, messages: Messages, start: float) -> None:
+        self._messages, self._start, self._shown = messages, start, ""
+
+    def __call__(self, experiment: Experiment, arm: Arm, number: int, total: int) -> None:
+        if experiment.name != self._shown:
+            self._shown = experiment.name
+            seconds = time.perf_counter() - self._start
+            self._messages.say(f"{seconds:5.0f} s, run {number} of {total}: {experiment.title.lower()}")
+        self._messages.detail(f"  {arm.name}")
+
+
+def _about(
+    config: EngineConfig, session: Session, options: CompareOptions, seconds: float, load: LoadMeter
+) -> dict[str, Any]:
+    """Head of the report."""
+    choice, machine = session.choice, session.machine
+    return {
+        "settings": {
+            "model": config.model.model,
+            "dtype": choice.dtype,
+            "quantization": choice.quantization,
+            "activation": choice.activation,
+            "device": choice.device,
+            "backend": choice.backend,
+            "threads": choice.threads,
+            "seed": options.seed,
+            "short": options.short,
+        },
+        "machine": describe_machine(),
+        "limits": {
+            "read_bytes_per_s": machine.read_bytes_per_s,
+            f"{machine.products}_products_flops_per_s": machine.flops_per_s,
+        },
+        **provenance(),
+        "command": _command(options, config),  # without folders of this machine
+        "seconds": seconds,
+        "other_load": load.told(),
+    }
+
+
+def _command(options: CompareOptions, config: EngineConfig) -> str:
+    """As somebody else would type it; folders by their last name."""
+    words = ["paged bench compare"]
+    if config.model.model is not None:
+        words += ["-m", Path(config.model.model).name]
+    words += ["--short"] if options.short else []
+    for item in ("workload", "requests", "kv_tokens", "repeats"):
+        value = getattr(options, item)
+        words += [] if value is None else [f"--{item.replace('_', '-')}", str(value)]
+    for item in METHODS:
+        words += [] if getattr(options, item) is None else [f"--{item}", Path(getattr(options, item)).name]
+    return " ".join(words)
+
+
+def _code(results: Results, messages: Messages) -> int:
+    for text in results.failed[:5]:
+        messages.say(f"failed: {text}")
+    if results.differing:
+        raise PagedError(
+            f"{len(results.differing)} answers differ from the first one to the same request, such as "
+            f"{results.differing[0]}: the schedule has changed an answer"
+        )
+    return SOME_FAILED if results.failed else 0
