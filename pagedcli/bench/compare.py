@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pagedcli.bench.claims import CLAIMS, Measurements, as_dict
+from pagedcli.bench.claims import Measurements, as_dict
+from pagedcli.bench.claims_list import CLAIMS
 from pagedcli.bench.compare_figures import figures_of, medians, row_of
 from pagedcli.bench.experiments import Arm, Experiment
 from pagedcli.bench.run import Run, Watch
@@ -19,7 +20,7 @@ from pagedcli.config import EngineConfig
 from pagedcli.workloads.requests import WorkloadRequest
 
 NOT_GIVEN = {
-    name: f"no {name.upper()} checkpoint: give --{name} DIR, or --quantize" for name in ("awq", "gptq")
+    name: f"no {name.upper()} checkpoint: give --{name} DIR, or --quantize DIR" for name in ("awq", "gptq")
 }
 
 
@@ -124,8 +125,10 @@ def report_dict(
             f"+ {name.upper()} was not run: {NOT_GIVEN[name]}." for name in missing if name in NOT_GIVEN
         ],
         "note": (
-            "Medians over the rounds. KV use: tokens stored over token slots allocated to running requests; internal "
-            "fragmentation is the rest of it. External fragmentation: free slots that the largest single request could "
+            "Medians over the rounds. KV use: tokens stored over token slots allocated to running requests; "
+            "internal "
+            "fragmentation is the rest of it. External fragmentation: free slots that the largest single "
+            "request could "
             "not get. Longest context: from the experiment of that name."
         ),
         "same_ids": not results.differing,
@@ -143,9 +146,12 @@ def _about(modes: Experiment) -> str:
     outputs = [request.output_tokens for request in arm.workload]
     return (
         f"The same {len(arm.workload)} requests (prompts of {min(prompts)} to {max(prompts)} tokens, outputs of "
-        f"{min(outputs)} to {max(outputs)}, all there from the start) in the same memory: KV for {arm.pool_tokens:,} tokens. "
-        f"Contiguous reserves {arm.max_model_len:,} tokens for each request, first-fit its prompt and max_tokens; paged takes "
-        "pages of 16 tokens as they are needed. Static batching starts a batch when the last one has ended. Each row "
+        f"{min(outputs)} to {max(outputs)}, all there from the start) in the same memory: KV for "
+        f"{arm.pool_tokens:,} tokens. "
+        f"Contiguous reserves {arm.max_model_len:,} tokens for each request, first-fit its prompt and "
+        "max_tokens; paged takes "
+        "pages of 16 tokens as they are needed. Static batching starts a batch when the last one has ended. "
+        "Each row "
         "marked + adds to the one above it; 4-bit rows replace each other."
     )
 

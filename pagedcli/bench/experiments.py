@@ -228,7 +228,8 @@ class Plan:
             needs = len(request.prompt_token_ids) + request.max_tokens
             if needs > min(longest, scale.pool_tokens):
                 raise ConfigError(
-                    f"request {request.id} may take {needs} tokens, the comparison reserves {longest} for each and has "
+                    f"request {request.id} may take {needs} tokens, the comparison reserves {longest} for "
+                    "each and has "
                     f"{scale.pool_tokens}: --max-model-len {needs}, a larger --kv-tokens, or other requests"
                 )
         plain = Arm("", _renamed("modes", requests), scale.pool_tokens, longest, len(requests))
@@ -252,7 +253,10 @@ class Plan:
         """The claim about 200 of 2,048 reserved tokens."""
         workload = self._fixed("reserved", 2, USED_PROMPT, USED_OUTPUT)
         arm = Arm("contiguous", workload, 2 * RESERVED_TOKENS, RESERVED_TOKENS, 2, allocation="contiguous")
-        about = f"Requests of {USED_PROMPT} prompt and {USED_OUTPUT} output tokens, {RESERVED_TOKENS:,} tokens reserved for each."
+        about = (
+            f"Requests of {USED_PROMPT} prompt and {USED_OUTPUT} output tokens, {RESERVED_TOKENS:,} "
+            "tokens reserved for each."
+        )
         return Experiment("reserved", "A reservation that is hardly used", about, "Allocation", (arm,), 1)
 
     def context(self) -> Experiment:
@@ -281,7 +285,8 @@ class Plan:
                 short = [dataclasses.replace(r, max_tokens=min(limit, region - prompt)) for r in short]
             arms.append(Arm(allocation, (*short, *long), pool, region, PAGES_BATCH, allocation=allocation))
         about = (
-            f"One long request beside {others} of {prompt} prompt and {output} output tokens (max_tokens {limit}), all running "
+            f"One long request beside {others} of {prompt} prompt and {output} output tokens (max_tokens "
+            f"{limit}), all running "
             f"at once, in memory for {pool:,} tokens. The long one is as long as each way of allocating allows."
         )
         return Experiment("context", "Context length in the same memory", about, "Allocation", tuple(arms), 1)
@@ -296,7 +301,8 @@ class Plan:
             Arm(str(size), workload, pool, self._length(prompt + output), size) for size in scale.batches
         )
         about = (
-            f"{scale.batch_requests} requests of {prompt} prompt and {output} output tokens, page 16, so many at once; memory "
+            f"{scale.batch_requests} requests of {prompt} prompt and {output} output tokens, page 16, so many "
+            "at once; memory "
             "for all."
         )
         return Experiment("batch", "Batch size", about, "Batch", arms, scale.rounds)
@@ -320,7 +326,8 @@ class Plan:
         )
         about = (
             f"{PAGES_BATCH} requests at once, prompts of {_range(scale.page_prompt)} and outputs of "
-            f"{_range(scale.page_output)} tokens, the same memory ({PAGES_BATCH * ONE_PAGE:,} tokens), which holds all of them "
+            f"{_range(scale.page_output)} tokens, the same memory ({PAGES_BATCH * ONE_PAGE:,} tokens), which "
+            "holds all of them "
             f"at every page size. With page {ONE_PAGE} each has one page."
         )
         return Experiment("pages", "Page size", about, "Page", arms, scale.many_rounds)
@@ -339,7 +346,8 @@ class Plan:
             dataclasses.replace(both, name="shortest", policy="shortest"),
         )
         about = (
-            f"{scale.num_long} requests of {scale.long[0]} prompt and {scale.long[1]} output tokens arrive just before "
+            f"{scale.num_long} requests of {scale.long[0]} prompt and {scale.long[1]} output tokens arrive "
+            "just before "
             f"{scale.num_short} of {scale.short[0]} and {scale.short[1]}; 4 run at once."
         )
         return Experiment("fairness", "Long requests and short ones", about, "Policy", arms, scale.rounds)
@@ -351,7 +359,10 @@ class Plan:
         arms = tuple(
             Arm(name, workload, 4096, self._length(sum(scale.single)), 1, model=name) for name in self.models
         )
-        about = f"{scale.single_requests} requests of {scale.single[0]} prompt and {scale.single[1]} output tokens, one at a time."
+        about = (
+            f"{scale.single_requests} requests of {scale.single[0]} prompt and {scale.single[1]} output "
+            "tokens, one at a time."
+        )
         return Experiment("int4", "4 bits, one request at a time", about, "Weights", arms, scale.many_rounds)
 
     def _length(self, tokens: int) -> int:

@@ -7,32 +7,25 @@ was run, 3 requests failed, 130 interrupted.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedcli.bench.compare import NOT_GIVEN, Model, Results, quality_facts, report_dict, run_all
+from pagedcli.bench.compare import Results, report_dict, run_all
 from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
-from pagedcli.bench.experiments import FULL, ORIGINAL, SHORT, Arm, Experiment, Plan, Scale
+from pagedcli.bench.experiments import FULL, ORIGINAL, RESERVED_TOKENS, SHORT, Arm, Experiment, Plan, Scale
 from pagedcli.bench.report.console import print_document
 from pagedcli.bench.report.files import check_outputs, write_reports
 from pagedcli.bench.session import Session
+from pagedcli.cli.bench_compare_models import METHODS, Given, find_quantized, load_models, what_is_missing
 from pagedcli.cli.console import Messages, make_messages, result_console
-from pagedcli.config import EngineConfig, ModelConfig
+from pagedcli.config import EngineConfig
 from pagedcli.config_file import Value, load_settings
 from pagedcli.errors import ConfigError, PagedError
-from pagedcli.quant.quality import QUALITY_FILE
 
-METHODS = ("awq", "gptq")
 SOME_FAILED = 3
-_IS_QUANTIZED = "the original is quantized itself: --dtype bfloat16, or a folder that is not"
-_NO_QUALITY = (
-    "there is no quality.json with perplexities beside the {name} checkpoint: paged quantize writes one"
-)
-_NOT_TIMED = "the making of both was not timed: --quantize DIR makes them here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +67,20 @@ def run_compare(
     scale = scale_of(options)
     if config.model.max_model_len is not None:
         scale = dataclasses.replace(scale, longest=config.model.max_model_len)
-    folders, facts = _quantized(options, config, messages)
-    models = _load(config, folders, messages)
-    missing = _missing(models, folders, facts)
-    original: Any = models[ORIGINAL].session
+    given_models = Given(options.awq, options.gptq, options.quantize, options.short)
+    known = find_quantized(given_models, config, messages)
+    sessions, models = load_models(config, known.folders, messages)
+    original = sessions[ORIGINAL]
     plan = Plan(scale, options.seed, original.spec.vocab_size, original.spec.max_position, tuple(models))
-    experiments = [item for item in plan.experiments() if item.name != "int4" or "int4" not in missing]
+    missing = what_is_missing(known, original)
+    if plan.longest < RESERVED_TOKENS:
+        missing["reserved"] = f"the model's longest sequence is {plan.longest:,} tokens"
+    experiments = [item for item in plan.experiments() if item.name not in missing]
     start, load = time.perf_counter(), LoadMeter()
     results = run_all(models, experiments, on_turn=_Turns(messages, start))
     load.end()
     data = {
-        **report_dict(results, experiments, facts, missing),
+        **report_dict(results, experiments, known.facts, missing),
         **_about(config, original, options, time.perf_counter() - start, load),
     }
     document = write_reports(
@@ -118,113 +114,6 @@ def scale_of(options: CompareOptions) -> Scale:
         "many_rounds": options.repeats,
     }
     return dataclasses.replace(scale, **{name: value for name, value in given.items() if value is not None})
-
-
-def _quantized(
-    options: CompareOptions, config: EngineConfig, messages: Messages
-) -> tuple[dict[str, str], dict[str, float]]:
-    """Folders of quantized checkpoints by method, and what is known of them."""
-    folders = {name: folder for name in METHODS if (folder := getattr(options, name)) is not None}
-    facts: dict[str, float] = {}
-    if options.quantize is not None:
-        if folders:
-            raise ConfigError("--quantize makes both checkpoints: leave --awq and --gptq out")
-        folders, facts = make_both(options, config, messages)
-    for name, folder in folders.items():
-        facts = {**_quality(name, Path(folder)), **facts}
-    return folders, facts
-
-
-def _quality(name: str, folder: Path) -> dict[str, float]:
-    """Of the checkpoint's quality.json, if it has one."""
-    try:
-        found = json.loads((folder / QUALITY_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / QUALITY_FILE}: {error}: mend it, or take it away") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{folder / QUALITY_FILE} is no object: take it away")
-    return quality_facts(name, found)
-
-
-def make_both(
-    options: CompareOptions, config: EngineConfig, messages: Messages
-) -> tuple[dict[str, str], dict[str, float]]:
-    """Make both checkpoints as `paged quantize` does, with the same text, and take the time.
-
-    Raises:
-        MissingDependencyError: torch is not installed.
-        ConfigError: A folder is in the way.
-    """
-    from pagedcli.api.quantize import quantize, require_torch_for_quantizing
-    from pagedcli.cli.quantize_display import QuantizeDisplay
-    from pagedcli.quant.options import QuantizeOptions
-    from pagedcli.quant.request import QuantizeRequest
-    from pagedcli.runtime.threads import compute_threads
-
-    require_torch_for_quantizing()
-    assert options.quantize is not None
-    samples, length = (8, 64) if options.short else (32, 512)
-    folders, facts = {}, {}
-    for method in METHODS:
-        folder = Path(options.quantize) / method
-        folders[method] = str(folder)
-        if (folder / QUALITY_FILE).is_file():
-            messages.say(f"{folder} is there already: it is used as it is")
-            continue
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        request = QuantizeRequest(
-            options=QuantizeOptions(method=method),  # type: ignore[arg-type]
-            model=config.model.model,
-            output=str(folder),
-            samples=samples,
-            seq_len=length,
-            threads=config.device.threads or compute_threads(),
-        )
-        messages.say(f"making {folder}: {samples} samples of {length} tokens")
-        start = time.perf_counter()
-        with QuantizeDisplay(messages) as display:
-            quantize(request, display)
-        facts[f"{method}.making_s"] = time.perf_counter() - start
-    return folders, facts
-
-
-def _load(config: EngineConfig, folders: Mapping[str, str], messages: Messages) -> dict[str, Model]:
-    """Every checkpoint, loaded; the quantized ones must be of the same model."""
-    models = {ORIGINAL: Model(Session(config, on_phase=messages.detail), config)}
-    first: Any = models[ORIGINAL].session
-    for name, folder in folders.items():
-        own = dataclasses.replace(config, model=ModelConfig(model=folder, activation=config.model.activation))
-        session = Session(own, on_phase=messages.detail)
-        if (session.spec.vocab_size, session.spec.num_layers) != (
-            first.spec.vocab_size,
-            first.spec.num_layers,
-        ):
-            raise ConfigError(
-                f"--{name} {folder} is of another model than {config.model.model or 'the default'}"
-            )
-        models[name] = Model(session, own)
-    return models
-
-
-def _missing(
-    models: Mapping[str, Model], folders: Mapping[str, str], facts: Mapping[str, float]
-) -> dict[str, str]:
-    """Why something is not measured, by the beginning of its name; see `Measurements`."""
-    missing: dict[str, str] = {}
-    original: Any = models[ORIGINAL].session
-    for name in METHODS:
-        if name not in folders:
-            for begin in (name, f"int4/{name}", f"{name}.perplexity", f"modes/+ {name.upper()}"):
-                missing[begin] = NOT_GIVEN[name]
-        elif f"{name}.perplexity_increase" not in facts:
-            missing[f"{name}.perplexity"] = _NO_QUALITY.format(name=name.upper())
-        if f"{name}.making_s" not in facts:
-            missing[f"{name}.making"] = _NOT_TIMED
-    if original.choice.as_codes:
-        missing["int4"] = _IS_QUANTIZED
-    return missing
 
 
 class _Turns:

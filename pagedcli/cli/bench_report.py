@@ -17,7 +17,7 @@ def report(
     html_file: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make the reports of FILE, which a benchmark wrote with --json, again: tables here, Markdown, or a page with plots."""
+    """Make the reports of FILE again, which a benchmark wrote with --json: tables here, Markdown, a page with plots."""
     from pagedcli.cli.bench_report_run import run_report
 
     raise typer.Exit(run_report(file, markdown_file=markdown_file, html_file=html_file, quiet=quiet))

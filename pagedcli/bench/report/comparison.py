@@ -23,7 +23,7 @@ from pagedcli.bench.report.document import (
     Table,
 )
 from pagedcli.bench.report.head import other_load
-from pagedcli.bench.report.numbers import MISSING, number, ratio
+from pagedcli.bench.report.numbers import MISSING, count, number, ratio, share
 from pagedcli.bench.report.series import distribution, use_line
 
 ROW_FIGURES = (
@@ -33,7 +33,7 @@ ROW_FIGURES = (
     f.TPOT,
     f.E2E,
     f.AT_ONCE,
-    f.Figure("context_tokens", "Longest context", "tokens"),
+    f.Figure("context_tokens", "Longest context", "tokens", count),
     f.KV_USE,
     f.INTERNAL,
     f.EXTERNAL,
@@ -47,11 +47,11 @@ ARM_FIGURES = (
     f.Figure("ttft_s", "TTFT mean", "s"),
     f.Figure("tpot_s", "TPOT mean", "s"),
     f.Figure("e2e_s", "Whole answer, mean", "s"),
-    f.Figure("peak_running", "At once", "requests"),
-    f.Figure("longest_tokens", "Longest", "tokens"),
+    f.AT_ONCE,
+    f.Figure("longest_tokens", "Longest", "tokens", count),
     f.KV_USE,
     f.EXTERNAL,
-    f.Figure("swing", "Swing", "", f.share),
+    f.Figure("swing", "Swing", "", share),
     f.Figure("scheduler_us_per_step", "Scheduler", "µs a step"),
     f.Figure("short_e2e_s", "Short ones, p50", "s"),
     f.Figure("long_e2e_s", "Long ones, p50", "s"),
@@ -70,10 +70,10 @@ def comparison_sections(data: Mapping[str, Any]) -> list[Section]:
 def _mechanisms(data: Mapping[str, Any]) -> list[Block]:
     rows: Sequence[Mapping[str, Any]] = data["rows"]
     blocks: list[Block] = [data["about"]]
-    if load := other_load(data):
-        blocks.append(load)
+    if other_load(data).startswith("noticed"):
+        blocks.append(f"Other load {other_load(data)}.")
     blocks.append(table_of(rows, "", ROW_FIGURES, note=data.get("note", "")))
-    blocks += [text for text in data.get("left_out", ())]
+    blocks += list(data.get("left_out", ()))
     blocks += [_rates(rows), _concurrency(rows), *_over_time(rows), *_latencies(rows)]
     return blocks
 
@@ -116,7 +116,8 @@ def _over_time(rows: Sequence[Mapping[str, Any]]) -> list[Block]:
     if not lines:
         return []
     caption = (
-        "Tokens stored over token slots allocated to running requests: the rest of each line to 100% is reserved or "
+        "Tokens stored over token slots allocated to running requests: the rest of each line to 100% is "
+        "reserved or "
         "unfilled. A line ends where its last request does."
     )
     return [LinePlot("KV use over time", lines, "seconds", "KV use", caption, is_share=True, is_step=True)]
@@ -158,5 +159,8 @@ def _experiment(data: Mapping[str, Any]) -> Section:
 
 def _balance(arms: Sequence[Mapping[str, Any]]) -> ParetoPlot:
     points = [Point(arm["name"], arm["tpot_s"] * 1e3, arm["output_tokens_per_s"]) for arm in arms]
-    caption = "Each point is a batch size. Along the line more throughput costs latency; hollow squares are beaten in both."
+    caption = (
+        "Each point is a batch size. Along the line more throughput costs latency; hollow squares are "
+        "beaten in both."
+    )
     return ParetoPlot("Latency against throughput", points, "TPOT, ms", "output tokens/s", caption)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedcli.bench.report.document import Column
-from pagedcli.bench.report.numbers import number, ratio, share, time_unit
+from pagedcli.bench.report.numbers import count, number, ratio, share, time_unit
 
 RunDict = Mapping[str, Any]
 
@@ -73,7 +73,7 @@ TTFT_P99 = Figure("ttft_s.p99", "TTFT p99", "s")
 TPOT = Figure("tpot_s.mean", "TPOT mean", "s")
 E2E = Figure("e2e_s.mean", "Whole answer, mean", "s")
 E2E_P99 = Figure("e2e_s.p99", "Whole answer, p99", "s")
-AT_ONCE = Figure("peak_running", "At once", "requests")
+AT_ONCE = Figure("peak_running", "At once", "requests", count)
 KV_USE = Figure("kv_use", "KV use", "", share)
 INTERNAL = Figure("internal_fragmentation", "Internal fragm.", "", share)
 EXTERNAL = Figure("external_fragmentation", "External fragm.", "", share)

@@ -6,15 +6,18 @@ Standard library only. Whatever the dictionary tells is shown, under its own nam
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from pagedcli.bench.report.figures import find
 from pagedcli.bench.report.numbers import number, share, size
 
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
 
 def head_of(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and texts."""
-    rows = [("Model", str(find(data, "settings.model") or "SmolLM2-135M-Instruct"))]
+    rows = [("Model", model_name(find(data, "settings.model")))]
     rows += [(name, text) for name, text in (
         ("Machine", described(data.get("machine"))),
         ("Date", str(data.get("date", ""))),
@@ -27,6 +30,12 @@ def head_of(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Took", f"{number(data['seconds'])} s" if "command" in data and "seconds" in data else ""),
     ) if text]  # fmt: skip
     return rows
+
+
+def model_name(model: Any) -> str:
+    """As the user named it; of a folder or file its own name, since nobody else has the folders above it."""
+    text = str(model or DEFAULT_MODEL)
+    return PurePath(text).name if text.startswith(("/", ".", "~")) or "\\" in text else text
 
 
 def _settings(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -53,7 +62,7 @@ def described(value: Any) -> str:
 
 
 _UNITS = {
-    "_bytes_per_s": lambda value: f"{size(value)}/s",
+    "_bytes_per_s": lambda value: f"{number(value / 1e9)} GB/s",
     "_flops_per_s": lambda value: f"{number(value / 1e9)} GFLOP/s",
     "_bytes": size,
     "_s": lambda value: f"{number(value)} s",

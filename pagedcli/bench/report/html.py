@@ -1,6 +1,7 @@
 """A report as one HTML file that needs nothing else: no script, no font, no request; plots stand in it as SVG.
 
-Imports matplotlib (through `plots`) when it is called. All texts are escaped; a policy in the page forbids to load anything.
+Imports matplotlib (through `plots`) when it is called. All texts are escaped; a policy in the page forbids to load
+anything.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ tbody th { font-weight: 400; white-space: nowrap } tr.strong > * { font-weight: 
 figure { margin: .8em 0; max-width: 640px } figure h3 { font-size: 1rem; margin: 0 0 .2em }
 figure svg { display: block; width: 100%; height: auto }
 figure svg text { font-family: system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif !important }
-.claim { display: grid; grid-template-columns: 13em 1fr; gap: 0 1.2em; border-bottom: 1px solid #ccc; padding: .7em 0 }
+.claim { display: grid; grid-template-columns: 13em 1fr; gap: 0 1.2em; border-bottom: 1px solid #ccc;
+  padding: .7em 0 }
 .claim p { margin: .1em 0; max-width: none } .claim .test { font-size: .88rem; color: #444 }
 .claim .text { font-weight: 600 }
 .verdict { font-weight: 700; justify-self: start; align-self: start; border: 2px solid #666; border-radius: 4px;
   padding: .05em .5em; font-size: .88rem }
-.yes { border-color: #00664b; background: #e6f4ef } .no { border-color: #a34700; background: #fdeee4; border-style: double;
-  border-width: 4px } .even { border-style: dashed }
-@media (max-width: 640px) { body { padding: 8px 12px 32px; font-size: 15px } .claim { grid-template-columns: 1fr; gap: .3em }
+.yes { border-color: #00664b; background: #e6f4ef } .no { border-color: #a34700; background: #fdeee4;
+  border-style: double; border-width: 4px } .even { border-style: dashed }
+@media (max-width: 640px) { body { padding: 8px 12px 32px; font-size: 15px }
+  .claim { grid-template-columns: 1fr; gap: .3em }
   dl.head { grid-template-columns: 1fr } dl.head dd { margin-bottom: .4em } }
 @media print { body { max-width: none; font-size: 10pt; padding: 0 } h2 { break-after: avoid }
   figure, .claim, tr { break-inside: avoid } .scroll { overflow: visible } table { font-size: 8pt }

@@ -19,6 +19,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def count(value: float | None) -> str:
+    """A number of things, whole also where it was stored as 12.0."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
 def share(value: float | None) -> str:
     """A part of a whole in percent, with one decimal."""
     return MISSING if value is None or not math.isfinite(value) else f"{value:.1%}"

@@ -116,7 +116,10 @@ def _memory_plots(run: RunDict) -> list[Block]:
     counts = [line for column in ("running", "waiting") if (line := over_time(run, column, column))]
     blocks: list[Block] = []
     if tokens:
-        caption = "Token slots allocated to running requests, the tokens stored in them, and cached slots that may be evicted."
+        caption = (
+            "Token slots allocated to running requests, the tokens stored in them, and cached slots "
+            "that may be evicted."
+        )
         blocks.append(LinePlot("KV memory over time", tokens, "seconds", "tokens", caption, is_step=True))
     if use := use_line(run, "KV use"):
         blocks.append(
@@ -198,7 +201,10 @@ def _surfaces(runs: Sequence[RunDict], x: str, y: str) -> list[Block]:
             ]
             known = [[value * factor for value in cell if value is not None] for cell in cells]
             values.append([better(cell) if cell else None for cell in known])
-        caption = f"{title}, {unit}; {'more' if better is max else 'less'} is better. Of further settings the best is shown."
+        caption = (
+            f"{title}, {unit}; {'more' if better is max else 'less'} is better. Of further settings the "
+            "best is shown."
+        )
         if any(value is not None for line in values for value in line):
             blocks.append(
                 Surface(title, NAMES.get(x, x), NAMES.get(y, y), xs, ys, values, unit, caption, better is max)

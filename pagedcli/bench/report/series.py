@@ -36,7 +36,7 @@ def use_line(run: Mapping[str, Any], name: str) -> Line | None:
 
 
 def distribution(title: str, runs: Sequence[tuple[str, Mapping[str, Any]]], latency: str) -> LinePlot | None:
-    """The cumulative distribution of a latency (`ttft_s` and so on), a line for each run that tells it; None: none does."""
+    """The cumulative distribution of a latency (`ttft_s` and so on), a line a run; None: none has it."""
     found = {name: sorted(find(run, f"series.{latency}") or ()) for name, run in runs}
     known = {name: values for name, values in found.items() if values}
     if not known:
