@@ -196,7 +196,7 @@ def _limits(measured: Measured) -> dict[str, Any]:
     least = measured.work.least(run.steps, limits.read_bytes_per_s, limits.flops_per_s)
     figures: dict[str, Any] = {
         "read_bytes_per_s": limits.read_bytes_per_s,
-        "flops_per_s": limits.flops_per_s,
+        "product_flops_per_s": limits.flops_per_s,
         "products": limits.products,
         "threads": limits.threads,
         "measured_by": limits.measured_by,

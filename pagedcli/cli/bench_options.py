@@ -39,10 +39,10 @@ Requests = Annotated[
     int | None, option("--requests", text="Requests of the workload", panel=MEASURING, metavar="N")
 ]
 Repeats = Annotated[
-    int | None, option("--repeats", text="Rounds at most [until tight]", panel=MEASURING, metavar="N")
+    int | None, option("--repeats", text="Rounds [until tight, 3 at least]", panel=MEASURING, metavar="N")
 ]
 Seconds = Annotated[
     float | None,
-    option("--seconds", text="Begin no round after so many seconds [60]", panel=MEASURING, metavar="S"),
+    option("--seconds", text="Begin no round later [60 for each setting]", panel=MEASURING, metavar="S"),
 ]
 Seed = Annotated[int | None, option("--seed", text="Of the workload [0]", panel=MEASURING, metavar="N")]
