@@ -161,7 +161,9 @@ def _incomplete(reader: Reader, answer: Answer, is_done: bool) -> str | None:
     if not reader.events.found:
         kind = reader.head.headers.get("content-type", "unknown") if reader.head is not None else ""
         start = " ".join(bytes(reader.events.start[:80]).decode(errors="replace").split())
-        return f"no event stream came, but {kind}: {start}" if start else "an empty answer came"
+        if start:
+            return f"no event stream came, but {kind}: {start}"
+        return "an empty answer came" if reader.is_whole else "the stream ended before [DONE]"
     if answer.finish_reason == "abort":
         return "aborted by the server"
     if not is_done:

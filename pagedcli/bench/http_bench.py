@@ -1,4 +1,4 @@
-"""`paged bench serve` without its command line: warm-up, a measured run, the search for saturation. Standard library only.
+"""`paged bench serve` without its command line: warm-up and a measured run. Standard library only.
 
 The event loop runs the client alone; what a server says of itself is fetched before and after.
 """

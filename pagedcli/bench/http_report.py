@@ -1,6 +1,6 @@
 """The JSON of `paged bench serve`: figures of a run over HTTP, what was counted how, and the client's own load.
 
-Standard library only and this layer. What was not measured is null, never 0 or NaN. Failed requests appear in `failed` and
+Standard library only. What was not measured is null, never 0 or NaN. Failed requests appear in `failed` and
 `errors` and in no distribution; requests that were still under way at an interruption in `unfinished`.
 """
 
