@@ -75,9 +75,9 @@ gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTH
 interop: $(STAMP)  ## other packages read what paged writes, each in an environment of its own; writes build/interop.json
 	$(BIN)/python tools/interop/read_ours.py
 
-bench: $(STAMP)  ## batching and KV allocation compared on the real model; writes build/bench-batching.json
+bench: $(STAMP)  ## what paging, batching and quantization bring; ARGS="-m MODEL --awq DIR --short" and so on; writes build/compare.*
 	mkdir -p build
-	$(BIN)/python -m pagedcli.bench.batching --json build/bench-batching.json
+	$(BIN)/paged bench compare $(ARGS) --json build/compare.json --html build/compare.html --markdown build/compare.md
 
 bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
 	mkdir -p build

@@ -21,6 +21,8 @@ RESERVED_TOKENS, USED_PROMPT, USED_OUTPUT = 2048, 150, 50
 """Of the claim about 200 of 2,048 reserved tokens."""
 PAGES_BATCH, ONE_PAGE = 8, 256
 """Of the experiment with page sizes: requests at once, and the page that holds a whole one of them."""
+PAGES_POOL = (PAGES_BATCH + 2) * ONE_PAGE
+"""Its memory: one page of the largest size is kept free when a request is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,8 @@ FULL = Scale(
     rounds=3,
     many_rounds=6,
     workload="shared-prefix:128:16-192:16-192",
-    requests=32,
-    pool_tokens=8192,
+    requests=24,
+    pool_tokens=6144,
     longest=2048,
     context_pool=2048,
     context_short=(32, 48),
@@ -165,20 +167,20 @@ FULL = Scale(
     single=(32, 32),
 )
 SHORT = Scale(
-    rounds=2,
+    rounds=3,
     many_rounds=3,
-    workload="shared-prefix:64:16-64:8-40",
-    requests=12,
+    workload="shared-prefix:64:16-48:6-20",
+    requests=10,
     pool_tokens=2048,
     longest=1024,
     context_pool=1024,
     context_short=(16, 24),
-    batches=(1, 2, 4, 8),
-    batch_requests=8,
-    batch_lengths=(16, 12),
+    batches=(1, 2, 4, 8, 16),
+    batch_requests=16,
+    batch_lengths=(16, 6),
     pages=(8, 16, 32, ONE_PAGE),
-    page_prompt=(32, 128),
-    page_output=(16, 32),
+    page_prompt=(32, 96),
+    page_output=(12, 24),
     num_short=6,
     short=(16, 8),
     num_long=2,
@@ -317,7 +319,7 @@ class Plan:
             Arm(
                 str(size),
                 workload,
-                PAGES_BATCH * ONE_PAGE,
+                PAGES_POOL,
                 self._length(ONE_PAGE),
                 PAGES_BATCH,
                 page_size=size,
@@ -326,7 +328,7 @@ class Plan:
         )
         about = (
             f"{PAGES_BATCH} requests at once, prompts of {_range(scale.page_prompt)} and outputs of "
-            f"{_range(scale.page_output)} tokens, the same memory ({PAGES_BATCH * ONE_PAGE:,} tokens), which "
+            f"{_range(scale.page_output)} tokens, the same memory ({PAGES_POOL:,} tokens), which "
             "holds all of them "
             f"at every page size. With page {ONE_PAGE} each has one page."
         )

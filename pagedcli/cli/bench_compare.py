@@ -37,11 +37,11 @@ def compare(
         ),
     ] = None,
     requests: Annotated[
-        int | None, option("--requests", text="Requests of that workload [32]", panel=MEASURING, metavar="N")
+        int | None, option("--requests", text="Requests of that workload [24]", panel=MEASURING, metavar="N")
     ] = None,
     kv_tokens: Annotated[
         int | None,
-        option("--kv-tokens", text="Memory for its KV, in tokens [8192]", panel=MEASURING, metavar="TOKENS"),
+        option("--kv-tokens", text="Memory for its KV, in tokens [6144]", panel=MEASURING, metavar="TOKENS"),
     ] = None,
     repeats: Annotated[
         int | None,

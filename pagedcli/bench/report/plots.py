@@ -38,7 +38,7 @@ WIDTH, HEIGHT = 5.4, 3.3  # inches; pages scale it to their own width
 LABEL_GAP = 0.08  # of the height of the axes, between the names at two lines' ends
 MAX_NAMED_BEATEN = 6
 MAX_POINTS = 600  # of a line: what is more cannot be seen, and makes the page slow
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
     "axes.spines.right": False,
