@@ -8,7 +8,7 @@ TOOLS = build/tools
 export PATH := $(PATH):$(CURDIR)/$(TOOLS)/bin
 C_FILES = $(wildcard kernels/*/*.[ch] kernels/*/*.[ch]pp kernels/*/*/*.[ch] kernels/*/*/*.[ch]pp)
 
-.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-cpu bench-serve interop wheel wheel-check native native-bench native-sanitize native-arm clean
+.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-reports bench-cpu bench-serve interop wheel wheel-check native native-bench native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -78,6 +78,9 @@ interop: $(STAMP)  ## other packages read what paged writes, each in an environm
 bench: $(STAMP)  ## what paging, batching and quantization bring; ARGS="-m MODEL --awq DIR --short" and so on; writes build/compare.*
 	mkdir -p build
 	$(BIN)/paged bench compare $(ARGS) --json build/compare.json --html build/compare.html --markdown build/compare.md
+
+bench-reports: $(STAMP)  ## all reports of docs/benchmarks; ORIGINAL, AWQ and GPTQ are folders of one model; a quarter of an hour
+	PAGED=$(BIN)/paged tools/bench_reports.sh $(ORIGINAL) $(AWQ) $(GPTQ)
 
 bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
 	mkdir -p build

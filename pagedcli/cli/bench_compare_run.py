@@ -18,8 +18,10 @@ from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
 from pagedcli.bench.experiments import FULL, ORIGINAL, RESERVED_TOKENS, SHORT, Arm, Experiment, Plan, Scale
 from pagedcli.bench.report.console import print_document
 from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.report.head import model_name
 from pagedcli.bench.session import Session
 from pagedcli.cli.bench_compare_models import METHODS, Given, find_quantized, load_models, what_is_missing
+from pagedcli.cli.bench_live import BenchLive
 from pagedcli.cli.console import Messages, make_messages, result_console
 from pagedcli.config import EngineConfig
 from pagedcli.config_file import Value, load_settings
@@ -77,7 +79,8 @@ def run_compare(
         missing["reserved"] = f"the model's longest sequence is {plan.longest:,} tokens"
     experiments = [item for item in plan.experiments() if item.name not in missing]
     start, load = time.perf_counter(), LoadMeter()
-    results = run_all(models, experiments, on_turn=_Turns(messages, start))
+    with BenchLive(_title(original), messages) as live:
+        results = run_all(models, experiments, on_turn=_Turns(messages, live, start), watch=live)
     load.end()
     data = {
         **report_dict(results, experiments, known.facts, missing),
@@ -116,18 +119,25 @@ def scale_of(options: CompareOptions) -> Scale:
     return dataclasses.replace(scale, **{name: value for name, value in given.items() if value is not None})
 
 
-class _Turns:
-    """Says what is run now, in a line when the experiment changes, and how long it may still take."""
+def _title(session: Session) -> str:
+    choice = session.choice
+    return f"{model_name(session.config.model.model)} · {choice.dtype} · {choice.device} · comparison"
 
-    def __init__(self, messages: Messages, start: float) -> None:
-        self._messages, self._start, self._shown = messages, start, ""
+
+class _Turns:
+    """Says what is run now: in the live display, and in a line when the experiment changes."""
+
+    def __init__(self, messages: Messages, live: BenchLive, start: float) -> None:
+        self._messages, self._live, self._start, self._shown = messages, live, start, ""
 
     def __call__(self, experiment: Experiment, arm: Arm, number: int, total: int) -> None:
         if experiment.name != self._shown:
             self._shown = experiment.name
             seconds = time.perf_counter() - self._start
             self._messages.say(f"{seconds:5.0f} s, run {number} of {total}: {experiment.title.lower()}")
-        self._messages.detail(f"  {arm.name}")
+        self._live.set_phase(
+            f"{experiment.title}: {arm.name}", f"{experiment.name}/{arm.name}", f"run {number} of {total}"
+        )
 
 
 def _about(

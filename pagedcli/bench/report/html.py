@@ -48,7 +48,7 @@ figure svg text { font-family: system-ui, "Segoe UI", Roboto, "DejaVu Sans", san
 @media (max-width: 640px) { body { padding: 8px 12px 32px; font-size: 15px }
   .claim { grid-template-columns: 1fr; gap: .3em }
   dl.head { grid-template-columns: 1fr } dl.head dd { margin-bottom: .4em } }
-@media print { body { max-width: none; font-size: 10pt; padding: 0 } h2 { break-after: avoid }
+@media print { html { font-size: 9.5pt } body { max-width: none; font-size: 1rem; padding: 0 } h2 { break-after: avoid }
   figure, .claim, tr { break-inside: avoid } .scroll { overflow: visible } table { font-size: 8pt }
   th, td { padding: .2em .4em } tbody th { white-space: normal }
   .plots { grid-template-columns: 1fr 1fr } }

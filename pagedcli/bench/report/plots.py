@@ -158,7 +158,7 @@ def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
         axes.annotate(
             line.name, xy=(line.x[-1], line.y[-1]), xytext=(1.04, height), textcoords="axes fraction",
             va="center", ha="left", fontsize=9,
-            arrowprops={"arrowstyle": "-", "color": COLOURS[index % len(COLOURS)], "linewidth": 1.2},
+            arrowprops={"arrowstyle": "-", "color": COLOURS[index % len(COLOURS)], "linewidth": 0.9, "linestyle": ":"},
         )  # fmt: skip
 
 
