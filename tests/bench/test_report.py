@@ -30,7 +30,7 @@ from pagedcli.bench.report.document import (
 from pagedcli.bench.report.files import check_outputs, read_results, write_reports
 from pagedcli.bench.report.html import as_html
 from pagedcli.bench.report.markdown import as_markdown
-from pagedcli.bench.report.numbers import count, number, ratio, share, size, time_unit
+from pagedcli.bench.report.numbers import count, number, ratio, seconds, share, size, time_unit
 from pagedcli.cli.main import run
 from pagedcli.errors import ConfigError, MissingDependencyError
 
@@ -50,7 +50,12 @@ def run_dict(rate: float = 761.2, use: float = 0.966, **settings: Any) -> dict[s
         "version": "0.1.0",
         "requests": 32,
         "failed": 0,
-        "throughput": {"requests_per_s": 1.5, "total_tokens_per_s": rate * 2, "output_tokens_per_s": rate},
+        "throughput": {
+            "requests_per_s": 1.5,
+            "total_tokens_per_s": rate * 2,
+            "output_tokens_per_s": rate,
+            "intervals": {"output_tokens_per_s": {"low": 740.0, "high": 780.0, "confidence": 0.95}},
+        },
         "ttft_s": latency(0.4),
         "tpot_s": latency(0.03),
         "itl_s": latency(0.03),
@@ -62,7 +67,7 @@ def run_dict(rate: float = 761.2, use: float = 0.966, **settings: Any) -> dict[s
         "recomputed_tokens": 12345,
         "executor_busy": 0.97,
         "step_s": {"scheduler_s": 0.0001, "kernels_s": 0.02},
-        "limits": {"read_bytes_per_s": 17.3e9},
+        "limits": {"read_bytes_per_s": 17.3e9, "flops_per_s": 8.38e11, "limit_share": 0.62},
         "series": {
             "time_s": [0.0, 1.0, 2.0],
             "running": [1, 8, 2],
@@ -180,7 +185,15 @@ def test_every_plot_is_xml_with_a_name() -> None:
 
 
 def test_the_same_data_give_the_same_page() -> None:
-    assert as_html(build_document(sweep_dict())) == as_html(build_document(sweep_dict()))
+    pytest.importorskip("matplotlib")
+    from pagedcli.bench.report.plots import svg
+
+    for section in build_document(compare_dict()).sections:
+        for block in section.blocks:
+            if isinstance(block, LinePlot):
+                assert svg(block, "p") == svg(block, "p")
+                return
+    pytest.fail("there is no plot of lines")
 
 
 def test_names_are_text_wherever_they_stand() -> None:
@@ -213,7 +226,10 @@ def test_a_run_shows_its_figures_with_units() -> None:
         assert figure in re.sub(r" +", " ", text)
     row = next(line for line in text.splitlines() if line.startswith("Time per output token"))
     assert row.split()[-4:] == ["30.0", "27.0", "45.0", "60.0"]
-    assert "17.3 GB/s" in text
+    assert "read 17.3 GB/s; arithmetic 838 GFLOP/s" in " ".join(text.split())
+    assert "scheduler 100 µs; kernels 20.0 ms" in " ".join(text.split())
+    assert re.search(r"Output +761 +tokens/s +740 to 780", text)
+    assert re.search(r"Of the machine's limit +62.0%", text)
 
 
 def test_a_sweep_shows_what_differs_and_marks_the_best() -> None:
@@ -300,6 +316,13 @@ def test_numbers_have_the_digits_that_mean_something() -> None:
     assert (share(0.1234), share(None), ratio(3.283), count(12.0)) == ("12.3%", "-", "3.28x", "12")
     assert (size(512), size(3 << 30), size(None)) == ("512 B", "3.00 GiB", "-")
     assert time_unit([0.1, None, 9.0]) == ("ms", 1e3)
+    assert [seconds(value) for value in (12.34, 0.0123, 3.4e-6, 0, None)] == [
+        "12.3 s",
+        "12.3 ms",
+        "3.40 µs",
+        "0 s",
+        "-",
+    ]
     assert time_unit([0.1, 10.0]) == ("s", 1.0)
 
 
@@ -308,7 +331,8 @@ def test_files_are_written_from_the_json_alone(tmp_path: Path, capsys: pytest.Ca
     write_reports(compare_dict(), json_file=str(file))
     page, markdown = tmp_path / "page.html", tmp_path / "page.md"
     assert run(["bench", "report", str(file), "--html", str(page), "--markdown", str(markdown)]) == 0
-    assert page.read_text() == as_html(build_document(read_results(file)))
+    assert read_results(file) == compare_dict()
+    assert Page(page.read_text()).tags.count("svg") == 6
     assert markdown.read_text() == as_markdown(build_document(compare_dict()))
     assert "The claims" in capsys.readouterr().out
 

@@ -81,6 +81,9 @@ HIT_RATE = Figure("prefix_hit_rate", "Prefix hits", "", share)
 PREEMPTIONS = Figure("preemptions", "Preemptions")
 RECOMPUTED = Figure("recomputed_tokens", "Recomputed", "tokens")
 BUSY = Figure("executor_busy", "Executor busy", "", share)
+LIMIT_SHARE = Figure("limits.limit_share", "Of the machine's limit", "", share)
+BANDWIDTH_SHARE = Figure("limits.bandwidth_share", "Of its bandwidth", "", share)
+ARITHMETIC_SHARE = Figure("limits.arithmetic_share", "Of its arithmetic", "", share)
 SPEEDUP = Figure("speedup", "Against the first", "", ratio)
 LATENCIES = (
     ("ttft_s", "Time to first token (TTFT)"),
@@ -88,6 +91,14 @@ LATENCIES = (
     ("itl_s", "Between two tokens (ITL)"),
     ("e2e_s", "Whole answer (E2E)"),
 )
+
+
+def rate_interval(run: RunDict) -> str:
+    """Where the median of the output rate lies, as 98.0 to 102; empty if that was not asked."""
+    low, high = (figure(run, f"throughput.intervals.output_tokens_per_s.{end}") for end in ("low", "high"))
+    if low is None or high is None or low == high:
+        return ""
+    return f"{number(low)} to {number(high)}"
 
 
 def known(figures: Sequence[Figure], runs: Sequence[RunDict]) -> list[Figure]:

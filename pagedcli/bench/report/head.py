@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from pagedcli.bench.report.figures import find
-from pagedcli.bench.report.numbers import number, share, size
+from pagedcli.bench.report.numbers import number, seconds, share, size
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -24,7 +24,7 @@ def head_of(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Version", str(data.get("version", ""))),
         ("Settings", described(_settings(data))),
         ("Workload", described(data.get("workload"))),
-        ("Limits", described(data.get("limits"))),
+        ("Limits", described(_machine_limits(data))),
         ("Other load", other_load(data)),
         ("Command", str(data.get("command", ""))),
         ("Took", f"{number(data['seconds'])} s" if "command" in data and "seconds" in data else ""),
@@ -36,6 +36,12 @@ def model_name(model: Any) -> str:
     """As the user named it; of a folder or file its own name, since nobody else has the folders above it."""
     text = str(model or DEFAULT_MODEL)
     return PurePath(text).name if text.startswith(("/", ".", "~")) or "\\" in text else text
+
+
+def _machine_limits(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the machine can do at most; the shares of it that a run reached are figures of the run."""
+    limits = data.get("limits") or {}
+    return {key: value for key, value in limits.items() if not key.endswith("_share") and key != "bound_by"}
 
 
 def _settings(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,9 +69,10 @@ def described(value: Any) -> str:
 
 _UNITS = {
     "_bytes_per_s": lambda value: f"{number(value / 1e9)} GB/s",
-    "_flops_per_s": lambda value: f"{number(value / 1e9)} GFLOP/s",
+    "flops_per_s": lambda value: f"{number(value / 1e9)} GFLOP/s",
     "_bytes": size,
-    "_s": lambda value: f"{number(value)} s",
+    "_us_per_step": lambda value: f"{number(value)} µs a step",
+    "_s": seconds,
     "_share": share,
 }
 
@@ -83,5 +90,5 @@ def _with_unit(key: str, value: Any) -> tuple[str, str]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         for ending, text in _UNITS.items():
             if key.endswith(ending):
-                return key.removesuffix(ending).replace("_", " "), text(value)
+                return key.removesuffix(ending).strip("_").replace("_", " ") or "arithmetic", text(value)
     return key.replace("_", " "), described(value)

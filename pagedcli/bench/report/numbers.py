@@ -34,6 +34,16 @@ def ratio(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{value:,.2f}x"
 
 
+def seconds(value: float | None) -> str:
+    """A time in the unit that reads best: 1.20 s, 12.0 ms, 3.40 µs."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if value * factor >= 1.0 or value == 0:
+            return f"{number(value * factor)} {unit}"
+    return f"{number(value * 1e6)} µs"
+
+
 def time_unit(seconds: Sequence[float | None]) -> tuple[str, float]:
     """The unit in which all of `seconds` read best, and how many of it a second has."""
     known = [abs(value) for value in seconds if value is not None and math.isfinite(value)]

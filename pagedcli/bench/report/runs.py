@@ -36,6 +36,9 @@ RUN_FIGURES = (
     f.PREEMPTIONS,
     f.RECOMPUTED,
     f.BUSY,
+    f.LIMIT_SHARE,
+    f.BANDWIDTH_SHARE,
+    f.ARITHMETIC_SHARE,
 )
 SWEEP_FIGURES = (
     f.OUTPUT_RATE,
@@ -48,6 +51,7 @@ SWEEP_FIGURES = (
     f.KV_USE,
     f.HIT_RATE,
     f.PREEMPTIONS,
+    f.LIMIT_SHARE,
 )
 NAMES = {
     "page_size": "Page size, tokens",
@@ -77,7 +81,6 @@ _DETAILS = (
     ("Gaps of the executor, by cause", "gap_s"),
     ("Parts of a step", "step_s"),
     ("Block tables", "block_tables"),
-    ("Limits of the machine", "limits"),
 )
 
 
@@ -86,8 +89,13 @@ def _vertical(run: RunDict) -> Table:
     rows = []
     for item in f.known(RUN_FIGURES, [run]):
         column, texts = item.column([run])
-        rows.append((column.title, texts[0], column.unit))
-    return Table([Column("Figure", is_number=False), Column("Value"), Column("Unit", is_number=False)], rows)
+        rows.append(
+            (column.title, texts[0], column.unit, f.rate_interval(run) if item is f.OUTPUT_RATE else "")
+        )
+    columns = [Column("Figure", is_number=False), Column("Value"), Column("Unit", is_number=False)]
+    if any(row[3] for row in rows):
+        return Table([*columns, Column("95% interval")], rows)
+    return Table(columns, [row[:3] for row in rows])
 
 
 def _latency(run: RunDict) -> list[Block]:
@@ -164,6 +172,9 @@ def _sweep_table(runs: Sequence[RunDict], keys: Sequence[str]) -> Table:
         column, texts = item.column(runs)
         columns.append(column)
         cells.append(texts)
+        if item is f.OUTPUT_RATE and any(intervals := [f.rate_interval(run) for run in runs]):
+            columns.append(Column("95% interval", column.unit))
+            cells.append(intervals)
     rates = [f.OUTPUT_RATE.of(run) or 0.0 for run in runs]
     best = frozenset({rates.index(max(rates))})
     return Table(
