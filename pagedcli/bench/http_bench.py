@@ -39,6 +39,7 @@ class Bench:
         asking: How requests become bodies.
         settings: For the file.
         server: For the file.
+        machine: Of this client, for the file.
         client: How requests are sent.
         targets: For goodput.
         watch: Runs beside the load until it is over, and shows it.
@@ -48,6 +49,7 @@ class Bench:
     asking: Asking
     settings: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
     client: Client = field(default_factory=Client)
     targets: Targets | None = None
     watch: Watch = _unwatched
@@ -113,6 +115,7 @@ class Bench:
             self.server,
             cpu,
             wall,
+            self.machine,
             engine,
             self.targets,
             is_interrupted,

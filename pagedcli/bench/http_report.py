@@ -7,8 +7,6 @@ Standard library only. What was not measured is null, never 0 or NaN. Failed req
 from __future__ import annotations
 
 import math
-import os
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,6 +35,7 @@ class LoadRun:
         server: Who answered.
         cpu_s: That the client computed.
         wall_s: That the run took.
+        machine: Where the client ran; the server may run elsewhere.
         engine: What the server said of its engine.
         targets: For goodput.
         is_interrupted: Whether it was ended early.
@@ -48,6 +47,7 @@ class LoadRun:
     server: Mapping[str, Any]
     cpu_s: float
     wall_s: float
+    machine: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, float | None] = field(default_factory=dict)
     targets: Targets | None = None
     is_interrupted: bool = False
@@ -59,7 +59,7 @@ class LoadRun:
         figures: dict[str, Any] = {
             "kind": "serve",
             "settings": dict(self.settings),
-            "machine": client_machine(),
+            "machine": dict(self.machine),
             "server": dict(self.server),
             "arrivals": dict(self.arrivals),
             **_latencies(report),
@@ -88,7 +88,7 @@ class LoadRun:
         client, notes = figures["client"], []
         if client["late_requests"]:
             notes.append(
-                f"the client sent {client['late_requests']} requests more than {LATE_S * 1e3:g} ms late "
+                f"the client sent {client['late_requests']} of the requests more than {LATE_S * 1e3:g} ms late "
                 f"(at most {client['late_s']['max'] * 1e3:.0f} ms): latencies count from when they were due"
             )
         if client["cpu"] > BUSY:
@@ -147,14 +147,3 @@ def _thinned(values: Sequence[float]) -> list[float]:
         return ordered
     last = len(ordered) - 1
     return [ordered[round(index * last / (_MAX_POINTS - 1))] for index in range(_MAX_POINTS)]
-
-
-def client_machine() -> dict[str, Any]:
-    """Where the client ran; the server may run elsewhere."""
-    return {
-        "role": "client",
-        "system": platform.system(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-    }

@@ -73,7 +73,12 @@ class Saturation:
 
 
 def find_saturation(
-    measure: Callable[[float], Trial], first_rate: float, *, tolerance: float, max_trials: int = MAX_TRIALS
+    measure: Callable[[float], Trial],
+    first_rate: float,
+    *,
+    tolerance: float,
+    least_rate: float = 0.0,
+    max_trials: int = MAX_TRIALS,
 ) -> Saturation:
     """Search by doubling and bisection.
 
@@ -81,6 +86,7 @@ def find_saturation(
         measure: Runs one rate.
         first_rate: Tried first.
         tolerance: Relative distance of the two ends at which the search ends.
+        least_rate: None below it is tried: there requests meet no other, and less load changes nothing.
         max_trials: At most.
     """
     trials: list[Trial] = []
@@ -97,6 +103,8 @@ def find_saturation(
         if low is not None and high is not None and high <= low * (1 + tolerance) * (1 + 1e-9):
             break
         rate = _next(low, high)
+        if rate < least_rate:
+            break
     return Saturation(low, high, tolerance, tuple(trials))
 
 

@@ -10,18 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pagedcli.bench.environment import describe_machine, provenance
 from pagedcli.bench.goodput import Targets
 from pagedcli.bench.http_bench import Bench
 from pagedcli.bench.http_drive import LoadState
 from pagedcli.bench.http_prompts import Asking, PromptForm
 from pagedcli.bench.http_report import LoadRun
-from pagedcli.bench.http_server import UnreachableError, discover
+from pagedcli.bench.http_server import discover
 from pagedcli.bench.http_target import parse_target
 from pagedcli.bench.latency import run_seconds
 from pagedcli.bench.load import Client
+from pagedcli.bench.report.console import print_document
+from pagedcli.bench.report.files import check_outputs, write_reports
 from pagedcli.bench.saturation import KEEPS_UP, Saturation, Trial, find_saturation, kept_share
 from pagedcli.cli.bench_serve_display import LoadDisplay
-from pagedcli.cli.console import Messages, make_messages
+from pagedcli.cli.console import Messages, make_messages, result_console
 from pagedcli.errors import ConfigError
 from pagedcli.workloads.arrivals import Arrivals
 from pagedcli.workloads.files import save_workload
@@ -33,6 +36,8 @@ DEFAULT_CONCURRENCY = 8
 FEWEST = 16
 """Requests of a trial of the search, at least."""
 _FIRST_SHARE = 40
+_SPARSE = 0.1
+"""Part of the rate of one request after the other below which requests hardly ever meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,6 @@ class LoadOptions:
 
 def run_serve_load(options: LoadOptions) -> int:
     """Run the command; its exit code."""
-    from pagedcli.bench.report.files import check_outputs
-
     check(options)
     check_outputs(options.json_file, options.markdown_file, options.save_workload, html=options.html_file)
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
@@ -178,6 +181,7 @@ class _Command:
             Asking(form, self.info.model, more),
             self.settings(form),
             {"url": self.info.url, "model": self.info.model, "software": self.info.software},
+            {"role": "client", **describe_machine()},
             Client(options.timeout),
             self.targets,
             display.watch,
@@ -277,9 +281,12 @@ class _Command:
             self.messages.say(f"{rate:.3g} requests/s: {word} ({trial.share:.0%})")
             return trial
 
-        first = self.options.rate or max(1e-3, 1 / max(unloaded, 1e-3))
+        alone = 1 / max(unloaded, 1e-3)
+        first = self.options.rate or alone
         try:
-            found = find_saturation(measure, first, tolerance=self.options.tolerance)
+            found = find_saturation(
+                measure, first, tolerance=self.options.tolerance, least_rate=_SPARSE * alone
+            )
         except KeyboardInterrupt:
             if not runs:
                 raise
@@ -327,23 +334,15 @@ class _Command:
 
     def report(self, figures: dict[str, Any]) -> int:
         """Write and show it."""
-        from rich.console import Console
-
-        from pagedcli.bench.report.console import print_document
-        from pagedcli.bench.report.files import write_reports
-
         options = self.options
         document = write_reports(
-            figures,
+            provenance() | figures,
             json_file=options.json_file,
             markdown_file=options.markdown_file,
             html_file=options.html_file,
         )
         if not options.quiet:
-            print_document(document, Console(highlight=False, markup=False, emoji=False))
+            print_document(document, result_console())
         if figures["interrupted"]:
             return INTERRUPTED
         return FAILED if figures["failed"] else 0
-
-
-__all__ = ["LoadOptions", "UnreachableError", "run_serve_load"]

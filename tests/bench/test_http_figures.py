@@ -85,7 +85,7 @@ def test_latencies_count_from_when_a_request_was_due_not_from_when_it_was_sent()
     shown = figures(state)
     assert shown["client"]["late_requests"] == 1
     assert shown["client"]["late_s"]["max"] == 0.5
-    assert "sent 1 requests more than 10 ms late" in shown["notes"][0]
+    assert "sent 1 of the requests more than 10 ms late" in shown["notes"][0]
 
 
 @pytest.mark.parametrize("form", [PromptForm.CHAT, PromptForm.TEXT])

@@ -9,6 +9,7 @@ from pagedcli.bench.report.comparison import comparison_sections
 from pagedcli.bench.report.document import Document
 from pagedcli.bench.report.head import head_of
 from pagedcli.bench.report.kernels import kernel_sections
+from pagedcli.bench.report.load import load_sections
 from pagedcli.bench.report.runs import run_sections, sweep_sections
 from pagedcli.errors import ConfigError
 
@@ -30,6 +31,8 @@ def build_document(data: Any) -> Document:
         )
     if isinstance(data, Mapping) and data.get("kind") == "kernels":
         return Document("The kernels alone", head_of(data), kernel_sections(data))
+    if isinstance(data, Mapping) and data.get("kind") == "serve" and _is_runs([data]):
+        return Document("A server under load", head_of(data), load_sections(data))
     if isinstance(data, Mapping) and isinstance(data.get("throughput"), Mapping):
         return _run(data)
     raise ConfigError("this is no file of paged bench: it has neither throughput nor a comparison")
