@@ -8,7 +8,7 @@ TOOLS = build/tools
 export PATH := $(PATH):$(CURDIR)/$(TOOLS)/bin
 C_FILES = $(wildcard kernels/*/*.[ch] kernels/*/*.[ch]pp kernels/*/*/*.[ch] kernels/*/*/*.[ch]pp)
 
-.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-reports bench-cpu bench-serve interop wheel wheel-check native native-bench native-sanitize native-arm clean
+.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-reports bench-cpu bench-kernels bench-serve interop wheel wheel-check native native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -103,8 +103,9 @@ native:          ## build the CPU kernels into the source tree, for work on them
 	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) > /dev/null
 	cmake --build build/native --target paged_native_inplace
 
-native-bench: $(STAMP)  ## the kernels alone on models' shapes, beside the machine's limits
-	$(BIN)/python -m paged_kernels.bench
+bench-kernels: $(STAMP)  ## every op and variant alone on models' shapes, beside the machine's limits and torch; writes build/bench-kernels.json
+	mkdir -p build
+	$(BIN)/paged bench kernels --variant all --json build/bench-kernels.json
 
 native-sanitize: ## every variant that runs here under the address and undefined behaviour sanitizers, threads under that for races
 	cmake -S . -B build/sanitize -G Ninja -DPAGED_CHECK=ON -DPAGED_SANITIZE=address,undefined > /dev/null

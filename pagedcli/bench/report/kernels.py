@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pagedcli.bench.report.document import Bar, BarPlot, Block, Column, Section, Table
-from pagedcli.bench.report.numbers import MISSING, number, share
+from pagedcli.bench.report.numbers import MISSING, number
 
 CaseDict = Mapping[str, Any]
 
@@ -23,9 +23,15 @@ OPS = {
     "embedding": "Embedding",
     "sampler": "Sampler",
 }
-WITH_FLOPS = ("linear", "head", "attention")
-IN_CACHE = "Data lies in the caches here, as between the layers of a model: no limit was measured for it."
-FEW_ROWS = 1
+BASE = "torch"
+LIMITED = ("linear", "head", "attention")
+IN_CACHE = (
+    "No limit was measured for this: the data lies in the caches, as it does between the layers of a model."
+)
+ATTENTION = "Sequences x context / page size."
+HOW = (
+    "x torch: over 1 is faster than torch's own op; = where the interval holds 1 and no difference is shown."
+)
 
 
 def kernel_sections(data: Mapping[str, Any]) -> list[Section]:
@@ -44,80 +50,109 @@ def _blocks(op: str, cases: Sequence[CaseDict]) -> Iterator[Block]:
     yield _table(op, cases)
     bars = list(_bars(cases))
     if op in ("linear", "head") and bars:
-        caption = "Whole weights from memory for one row: a decode of one sequence. 100% is reading memory, nothing else."
+        caption = (
+            "One row: a decode of one sequence, its weights read from memory. 100% is reading memory alone."
+        )
         yield BarPlot("Share of the limit, one row", bars, "share of the measured limit (%)", caption)
 
 
 def _table(op: str, cases: Sequence[CaseDict]) -> Table:
-    with_flops = op in WITH_FLOPS
+    """A row for each case and variant; torch's own op is a column, unless nothing else ran."""
+    variants = {name for case in cases for name in _measured(case)}
+    shown = variants - {BASE} or variants
+    is_beside = BASE in variants - shown
+    one = next(iter(shown)) if len(shown) == 1 else ""
     columns = [
         Column("Case", is_number=False),
         Column("Format", is_number=False),
         Column("Rows"),
-        Column("Variant", is_number=False),
+        *([] if one else [Column("Variant", is_number=False)]),
         Column("Time", "µs"),
-        Column("±", "%"),
-        Column("Moved", "GB/s"),
-        *(
-            [Column("Products", "GFLOP/s"), Column("Of the limit"), Column("Limit", is_number=False)]
-            if with_flops
-            else []
-        ),
-        Column("Faster than torch", "times"),
+        Column("Rate"),
+        *([Column("Of limit")] if op in LIMITED else []),
+        *([Column("x torch")] if is_beside else []),
     ]
     rows = [
-        _row(case, variant, found, with_flops)
+        _row(case, name, is_beside, without_name=bool(one), is_limited=op in LIMITED)
         for case in cases
-        for variant, found in case["variants"].items()
-        if "missing" not in found
+        for name in _measured(case)
+        if name in shown
     ]
-    named = sorted({case["torch_op"] for case in cases})
-    note = "" if with_flops else f"{IN_CACHE} "
-    if any("torch" in case["variants"] and "missing" not in case["variants"]["torch"] for case in cases):
-        note += f"Torch's own op: {'; '.join(named)}."
-    return Table(columns, rows, note.strip(), num_keys=4)
+    return Table(columns, rows, _note(op, cases, one, is_beside), num_keys=3 if one else 4)
 
 
-def _row(case: CaseDict, variant: str, found: Mapping[str, Any], with_flops: bool) -> list[str]:
-    seconds = found["seconds"]
+def _measured(case: CaseDict) -> list[str]:
+    return [name for name, found in case["variants"].items() if "missing" not in found]
+
+
+def _note(op: str, cases: Sequence[CaseDict], one: str, is_beside: bool) -> str:
+    called = {case["variants"][BASE]["called"] for case in cases if BASE in _measured(case)}
+    parts = [
+        f"Variant: {one}." if one else "",
+        ATTENTION if op == "attention" else "",
+        IN_CACHE if op not in LIMITED else "",
+        f"{HOW} Torch's own: {'; '.join(sorted(called))}." if is_beside else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _row(case: CaseDict, name: str, is_beside: bool, *, without_name: bool, is_limited: bool) -> list[str]:
+    found = case["variants"][name]
+    row = [case["name"], case["format"], f"{case['rows']:,}"]
+    row += [] if without_name else [name]
+    row += [time_text(found["seconds"], with_interval=not is_beside), rate_text(found)]
+    row += [limit_text(found)] if is_limited else []
+    if found["error"] > 1:
+        row[0] = f"WRONG RESULT: {row[0]}"
+    if is_beside:
+        row.append(times_text(found.get("times_torch")))
+    return row
+
+
+def time_text(seconds: Mapping[str, float], *, with_interval: bool) -> str:
+    """Microseconds, and half of the interval in percent: 24.6 ±5%."""
+    text = number(seconds["median"] * 1e6)
     spread = (seconds["high"] - seconds["low"]) / 2 / seconds["median"]
-    row = [
-        case["name"],
-        case["format"],
-        f"{case['rows']:,}",
-        variant if not found["error"] > 1 else f"{variant}: WRONG RESULT",
-        number(seconds["median"] * 1e6),
-        number(spread * 100, 2),
-        number(found["gb_per_s"]),
-    ]
-    if with_flops:
-        row += [number(found["gflop_per_s"]), share(found["share"]), found["limit"] or MISSING]
-    return [*row, times_text(found.get("times_torch"))]
+    return f"{text} ±{spread:.0%}" if with_interval else text
+
+
+def rate_text(found: Mapping[str, Any]) -> str:
+    """Of what limits it: bytes, or operations where arithmetic does."""
+    if found.get("limit") == "arithmetic":
+        return f"{number(found['gflop_per_s'])} GFLOP/s"
+    return f"{number(found['gb_per_s'])} GB/s"
+
+
+def limit_text(found: Mapping[str, Any]) -> str:
+    """Such as 46% memory."""
+    if found.get("share") is None:
+        return MISSING
+    return f"{found['share']:.0%} {'products' if found['limit'] == 'arithmetic' else 'memory'}"
 
 
 def times_text(ratio: Mapping[str, float] | None) -> str:
-    """2.31 (2.25-2.40), with a sign where the interval holds 1."""
+    """Such as 2.31 (2.25-2.40), with a sign where the interval holds 1."""
     if ratio is None:
         return MISSING
     text = f"{number(ratio['median'])} ({number(ratio['low'])}-{number(ratio['high'])})"
-    return f"{text} =" if ratio["low"] <= 1 <= ratio["high"] else text
+    return f"= {text}" if ratio["low"] <= 1 <= ratio["high"] else text
 
 
 def _bars(cases: Sequence[CaseDict]) -> Iterator[Bar]:
     for case in cases:
-        for variant, found in case["variants"].items():
-            if case["rows"] == FEW_ROWS and found.get("share") is not None:
-                part = found["share"]
-                yield Bar(f"{case['name']} {case['format']}, {variant}", part * 100, share(part))
+        for name in _measured(case):
+            part = case["variants"][name]["share"]
+            if case["rows"] == 1 and part is not None:
+                yield Bar(f"{case['name']} {case['format']}, {name}", part * 100, f"{part:.0%}")
 
 
 def _notes(data: Mapping[str, Any]) -> Iterator[Section]:
     reasons: dict[str, list[str]] = {}
     for case in data["cases"]:
-        for variant, found in case["variants"].items():
+        for name, found in case["variants"].items():
             if "missing" in found:
-                name = f"{case['name']} {case['format']}, {case['rows']} rows"
-                reasons.setdefault(f"{variant}: {found['missing']}", []).append(name)
+                example = f"{case['name']} {case['format']}, {case['rows']} rows"
+                reasons.setdefault(f"{name}: {found['missing']}", []).append(example)
     lines = [
         f"{reason} ({len(names)} of {len(data['cases'])} cases, such as {names[0]})"
         for reason, names in reasons.items()
