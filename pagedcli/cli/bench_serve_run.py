@@ -36,6 +36,8 @@ DEFAULT_CONCURRENCY = 8
 FEWEST = 16
 """Requests of a trial of the search, at least."""
 _FIRST_SHARE = 40
+_OTHER_SEED = 7919
+"""Added to the workload's seed for the warm-up."""
 _SPARSE = 0.1
 """Part of the rate of one request after the other below which requests hardly ever meet."""
 
@@ -187,11 +189,11 @@ class _Command:
             display.watch,
         )
 
-    def workload(self, seed: int, num: int | None) -> list[WorkloadRequest]:
+    def workload(self, seed: int, num: int | None, *, name: str | None = None) -> list[WorkloadRequest]:
         """The requests; other seeds give others, where they are drawn."""
         options = self.options
         return parse_workload(
-            options.workload,
+            name or options.workload,
             vocab_size=options.vocab_size,
             first_token=options.vocab_size // _FIRST_SHARE,
             seed=seed,
@@ -234,10 +236,11 @@ class _Command:
 
     def warm_up(self, num: int) -> float:
         """Send requests that nobody measures; the median latency of a server with nothing else to do."""
-        requests = [
-            replace(request, follows=None, new_tokens=0)
-            for request in self.workload(self.options.seed + 7919, num)
-        ]
+        requests = self.workload(self.options.seed + _OTHER_SEED, num)
+        if requests[0].prompt_token_ids == self.first[0].prompt_token_ids and not self.options.saturation:
+            # A file has the same prompts whatever the seed: a prefix cache must not know them.
+            requests = self.workload(self.options.seed + _OTHER_SEED, num, name="random:16-64:8-16")
+        requests = [replace(request, follows=None, new_tokens=0) for request in requests]
         with self.messages.waiting("warming up"):
             answers = self.bench.warm_up(requests)
         failures = [answer.error for answer in answers if answer.error is not None]

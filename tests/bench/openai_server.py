@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +24,11 @@ class OpenAIServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.scheme = "https" if tls else "http"
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.paths: list[str] = []
@@ -35,7 +39,7 @@ class OpenAIServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -81,9 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def openai_server() -> Iterator[OpenAIServer]:
+def openai_server(tls: ssl.SSLContext | None = None) -> Iterator[OpenAIServer]:
     """Runs while the context does."""
-    server = OpenAIServer()
+    server = OpenAIServer(tls)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:

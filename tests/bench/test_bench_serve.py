@@ -6,7 +6,10 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
+import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,13 +72,14 @@ def test_a_written_workload_asks_the_same_again(server: OpenAIServer, tmp_path: 
         bench(server.url, "-n", "5", "-q", "--warm-up", "1", "--rate", "500", "--save-workload", str(file))
         == 0
     )
-    first = [body["prompt"] for body in server.bodies[1:]]
+    first = sorted(body["prompt"] for body in server.bodies[1:])
     server.bodies.clear()
     assert (
         run(["bench", "serve", server.url, "-q", "--warm-up", "1", "--workload", str(file), "--seed", "8"])
         == 0
     )
-    assert [body["prompt"] for body in server.bodies[1:]] == first
+    assert sorted(body["prompt"] for body in server.bodies[1:]) == first
+    assert server.bodies[0]["prompt"] not in first  # the warm-up fills no cache with what is measured
 
 
 def test_chats_carry_the_answers_and_the_key_goes_along(server: OpenAIServer, tmp_path: Path) -> None:
@@ -126,6 +130,34 @@ def test_a_server_that_refuses_such_requests_is_not_measured(
 def test_no_server_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(f"http://127.0.0.1:{free_port()}") == 2
     assert "start the server first" in capsys.readouterr().err
+
+
+def test_https_is_spoken_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed: no certificate can be made")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=127.0.0.1"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    with openai_server(tls) as secure:
+        assert bench(secure.url, "-n", "2", "-q") == 2
+        assert "certificate" in capsys.readouterr().err
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        assert bench(secure.url, "-n", "2", "-q") == 0
+        assert len(secure.bodies) == 4
 
 
 def test_a_server_without_models_needs_a_name(
