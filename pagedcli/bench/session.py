@@ -20,7 +20,7 @@ from pagedcli.api.resolve import ResolvedConfig, RunChoice, choose_run
 from pagedcli.bench.drive import Drive
 from pagedcli.bench.machine import MachineLimits, measure_limits
 from pagedcli.bench.recorder import Recorder, TableClock
-from pagedcli.bench.run import Run, StepTimes, Watch
+from pagedcli.bench.run import Interrupted, Run, StepTimes, Watch
 from pagedcli.checkpoint.sources import open_checkpoint, resolve_model
 from pagedcli.config import EngineConfig
 from pagedcli.core.allocation import make_kv
@@ -92,6 +92,7 @@ class Session:
         self._limits: dict[int, MachineLimits] = {}
         self._budget: int | None = None
         self._worker: _Worker | None = None
+        self._resolved: dict[EngineConfig, ResolvedConfig] = {}
 
     @property
     def weight_bytes(self) -> int:
@@ -136,6 +137,12 @@ class Session:
         """
         if (config.model.model, config.model.dtype) != (self.config.model.model, self.config.model.dtype):
             raise ConfigError("the settings are of another model or dtype: they need a session of their own")
+        if config not in self._resolved:
+            self._worker = None  # its pool would count as memory that is not free
+            self._resolved[config] = self._resolve(config)
+        return self._resolved[config]
+
+    def _resolve(self, config: EngineConfig) -> ResolvedConfig:
         return resolve(self._with_pool(config), self._checkpoint, self._choose(config), self._backend(config))
 
     def _with_pool(self, config: EngineConfig) -> EngineConfig:
@@ -198,7 +205,10 @@ class Session:
             )
             self._worker = _Worker(key, launches)
             self._on_phase("warming up")
-            self._run(config, resolved, self._worker, warm_up(workload), None, time.perf_counter)
+            try:
+                self._run(config, resolved, self._worker, warm_up(workload), None, time.perf_counter)
+            except Interrupted:
+                raise KeyboardInterrupt from None  # nothing was measured
         return self._worker
 
     def _run(
