@@ -151,17 +151,22 @@ def _best_seconds(work: Callable[[], object], tries: int = 5) -> float:
     return best
 
 
-def _measure_with_numpy(products: str, threads: int, megabytes: int = 512) -> MachineLimits:
+NUMPY_MEGABYTES = 512
+NUMPY_PRODUCT = (1024, 2048, 4096)
+
+
+def _measure_with_numpy(products: str, threads: int) -> MachineLimits:
     """Reading by dot products of parts on threads of their own; float32 products by numpy's own library."""
     import numpy as np
 
-    parts = np.ones((threads, megabytes * (1 << 18) // threads), np.float32)
+    parts = np.ones((threads, NUMPY_MEGABYTES * (1 << 18) // threads), np.float32)
     with ThreadPoolExecutor(threads) as pool:
         seconds = _best_seconds(lambda: list(pool.map(lambda part: part @ part, parts)))
     flops = None
     if products == "float32":
-        left, right = np.ones((1024, 2048), np.float32), np.ones((2048, 4096), np.float32)
-        flops = 2 * 1024 * 2048 * 4096 / _best_seconds(lambda: left @ right)
+        rows, inner, columns = NUMPY_PRODUCT
+        left, right = np.ones((rows, inner), np.float32), np.ones((inner, columns), np.float32)
+        flops = 2 * rows * inner * columns / _best_seconds(lambda: left @ right)
     return MachineLimits("cpu", threads, parts.nbytes / seconds, flops, products, "numpy: no compiler here")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedcli.bench.environment import describe_machine, provenance
+from pagedcli.bench.report.build import build_document
 from pagedcli.bench.report.console import print_document
 from pagedcli.bench.report.files import check_outputs, write_reports
 from pagedcli.bench.results import Measured, as_dict
@@ -209,12 +210,13 @@ def _report(
     if not runs:
         raise KeyboardInterrupt
     data: Any = runs if len(sweep.settings) > 1 else runs[0]
-    document = write_reports(
+    if not options.quiet:
+        print_document(build_document(data), result_console())
+    _say_end(results, runs, messages)
+    # Last, since a file that cannot be written must not cost what was measured.
+    write_reports(
         data, json_file=options.json_file, markdown_file=options.markdown_file, html_file=options.html_file
     )
-    if not options.quiet:
-        print_document(document, result_console())
-    _say_end(results, runs, messages)
     if results.is_interrupted:
         return INTERRUPTED
     return SOME_FAILED if any(run["failed"] for run in runs) else 0
