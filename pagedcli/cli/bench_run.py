@@ -199,7 +199,7 @@ def _report(
         "machine": describe_machine(),
         "workload": describe_workload(options, sweep.workload),
         "other_load": sweep.load.told(),
-        "stopped": results.why,
+        "stopped": f"{results.why}; the warm-up before them is left out",
         **provenance(),
     }
     runs = [

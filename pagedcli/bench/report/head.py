@@ -25,6 +25,7 @@ def head_of(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Settings", described(_settings(data))),
         ("Workload", described(data.get("workload"))),
         ("Limits", described(_machine_limits(data))),
+        ("Rounds", str(data.get("stopped") or "")),
         ("Other load", other_load(data)),
         ("Command", str(data.get("command", ""))),
         ("Took", f"{number(data['seconds'])} s" if "command" in data and "seconds" in data else ""),
