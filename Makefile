@@ -80,7 +80,7 @@ bench: $(STAMP)  ## what paging, batching and quantization bring; ARGS="-m MODEL
 	$(BIN)/paged bench compare $(ARGS) --json build/compare.json --html build/compare.html --markdown build/compare.md
 
 bench-reports: $(STAMP)  ## all reports of docs/benchmarks; ORIGINAL, AWQ and GPTQ are folders of one model; a quarter of an hour
-	PAGED=$(BIN)/paged tools/bench_reports.sh $(ORIGINAL) $(AWQ) $(GPTQ)
+	PAGED=$(BIN)/paged PYTHON=$(BIN)/python tools/bench_reports.sh $(ORIGINAL) $(AWQ) $(GPTQ)
 
 bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
 	mkdir -p build

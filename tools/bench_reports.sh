@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes the reports of docs/benchmarks: tools/bench_reports.sh ORIGINAL AWQ GPTQ (folders of one model).
+# Give the folders by relative names: the command line stands in the reports.
 # PAGED is the command, OUT the folder; SHORT=--short REPEATS=1 take little time.
 set -euo pipefail
 original=$1 awq=$2 gptq=$3
@@ -19,3 +20,7 @@ $paged bench compare -m "$original" --awq "$awq" --gptq "$gptq" $short $(files c
 $paged bench compare -m "$awq" $short $(files compare-awq)
 pages "$original" pages-bf16
 pages "$awq" pages-awq
+# A page that tells what they showed, where there is one with its marks.
+if [ -f "$out/README.md" ]; then
+  "${PYTHON:-python3}" "$(dirname "$0")/bench_page.py" "$out/compare-bf16.json" "$out/compare-awq.json"
+fi

@@ -17,7 +17,10 @@ from pagedcli.bench.report.numbers import ratio
 from pagedcli.bench.statistics import Interval, paired_ratio
 
 NOTICEABLE = 1.25
-"""A claimed factor above it is refuted by an interval that holds 1; below it, such an interval shows no difference."""
+"""A claimed factor above it is refuted by an interval that holds 1 and ends below the factor; a smaller one never."""
+
+WIDEST = 100.0
+"""An interval that ends above it says nothing."""
 
 Figures = Mapping[str, float]
 """What one run came to, by name; see `compare_figures.figures_of`."""
@@ -132,14 +135,15 @@ def found(is_true: bool, measured: str, **figures: float) -> Finding:
 
 def factor_verdict(factor: Interval, least: float) -> Verdict:
     """Whether something is at least `least` times as much (of 1 or more), by an interval of the factor."""
-    holds_one = factor.low <= 1.0 <= factor.high
-    if holds_one and least <= NOTICEABLE:
-        return Verdict.NO_DIFFERENCE
+    if factor.holds(1.0):
+        is_far_below = least > NOTICEABLE and factor.high < least
+        return Verdict.REFUTED if is_far_below else Verdict.NO_DIFFERENCE
     return Verdict.CONFIRMED if factor.middle >= least else Verdict.REFUTED
 
 
 def factor_finding(factor: Interval, least: float, sentence: str) -> Finding:
     """A finding about a factor; `sentence` has a place for it."""
-    text = sentence.format(f"{ratio(factor.middle)} [{ratio(factor.low)} to {ratio(factor.high)}]")
+    high = ratio(factor.high) if factor.high < WIDEST else f"over {WIDEST:g}x"
+    text = sentence.format(f"{ratio(factor.middle)} [{ratio(factor.low)} to {high}]")
     figures = {"factor": factor.middle, "low": factor.low, "high": factor.high}
     return Finding(factor_verdict(factor, least), text, figures)

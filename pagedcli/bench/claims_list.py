@@ -6,7 +6,7 @@ Thresholds stand once: the constant that judges is the one that the text of the 
 from __future__ import annotations
 
 from pagedcli.bench.claims import Claim, Finding, Measurements, NotMeasured, Verdict, factor_finding, found
-from pagedcli.bench.report.numbers import number, ratio, share
+from pagedcli.bench.report.numbers import number, ratio, seconds, share
 
 RATE, TPOT = "output_tokens_per_s", "tpot_s"
 CONTIGUOUS, FIRST_FIT, PAGED = (f"modes/{name}, continuous" for name in ("contiguous", "first-fit", "paged"))
@@ -244,11 +244,15 @@ HOUR_S = 3600.0
 
 def _making(m: Measurements) -> Finding:
     awq, gptq = (m.fact(f"{name}.making_s") for name in METHODS)
-    text = f"AWQ took {number(awq / 60)} minutes, GPTQ {number(gptq / 60)} minutes, of this model on this machine"
+    text = f"AWQ took {_duration(awq)}, GPTQ {_duration(gptq)}, of this model on this machine"
     return found(awq < HOUR_S <= gptq, text, awq_s=awq, gptq_s=gptq)
 
 
 SLIGHTLY = 1.01
+
+
+def _duration(spent_s: float) -> str:
+    return f"{number(spent_s / 60)} minutes" if spent_s >= 120 else seconds(spent_s)
 
 
 def _awq_faster(m: Measurements) -> Finding:

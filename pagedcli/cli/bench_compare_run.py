@@ -16,6 +16,7 @@ from typing import Any
 from pagedcli.bench.compare import Results, report_dict, run_all
 from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
 from pagedcli.bench.experiments import FULL, ORIGINAL, RESERVED_TOKENS, SHORT, Arm, Experiment, Plan, Scale
+from pagedcli.bench.machine import MachineLimits
 from pagedcli.bench.report.console import print_document
 from pagedcli.bench.report.files import check_outputs, write_reports
 from pagedcli.bench.report.head import model_name
@@ -144,10 +145,10 @@ def _about(
     config: EngineConfig, session: Session, options: CompareOptions, seconds: float, load: LoadMeter
 ) -> dict[str, Any]:
     """Head of the report."""
-    choice, machine = session.choice, session.machine
+    choice = session.choice
     return {
         "settings": {
-            "model": config.model.model,
+            "model": model_name(config.model.model),
             "dtype": choice.dtype,
             "quantization": choice.quantization,
             "activation": choice.activation,
@@ -158,14 +159,18 @@ def _about(
             "short": options.short,
         },
         "machine": describe_machine(),
-        "limits": {
-            "read_bytes_per_s": machine.read_bytes_per_s,
-            f"{machine.products}_products_flops_per_s": machine.flops_per_s,
-        },
+        "limits": {} if options.short else _limits(session.machine),
         **provenance(),
         "command": _command(options, config),  # without folders of this machine
         "seconds": seconds,
         "other_load": load.told(),
+    }
+
+
+def _limits(machine: MachineLimits) -> dict[str, Any]:
+    return {
+        "read_bytes_per_s": machine.read_bytes_per_s,
+        f"{machine.products}_products_flops_per_s": machine.flops_per_s,
     }
 
 
@@ -180,6 +185,7 @@ def _command(options: CompareOptions, config: EngineConfig) -> str:
         words += [] if value is None else [f"--{item.replace('_', '-')}", str(value)]
     for item in METHODS:
         words += [] if getattr(options, item) is None else [f"--{item}", Path(getattr(options, item)).name]
+    words += [] if options.quantize is None else ["--quantize", Path(options.quantize).name]
     return " ".join(words)
 
 

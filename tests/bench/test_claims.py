@@ -184,6 +184,7 @@ def test_rounds_are_paired_so_that_a_drift_does_not_hide_a_difference() -> None:
         ((0.8, 0.9, 0.95), 1.02, NO),
         ((0.9, 1.1, 1.3), 2.0, NO),
         ((1.5, 2.1, 2.6), 2.0, YES),
+        ((0.2, 3.0, 45.0), 2.0, SAME),
     ],
 )
 def test_an_interval_around_one_shows_a_difference_only_where_much_was_claimed(

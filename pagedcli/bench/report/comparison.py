@@ -16,6 +16,7 @@ from pagedcli.bench.report.document import (
     Claims,
     ClaimText,
     Column,
+    Line,
     LinePlot,
     ParetoPlot,
     Point,
@@ -152,15 +153,46 @@ def _measured(claim: Mapping[str, Any]) -> str:
 
 def _experiment(data: Mapping[str, Any]) -> Section:
     blocks: list[Block] = [data["about"], table_of(data["arms"], data["of"], ARM_FIGURES)]
-    if data["name"] == "batch":
-        blocks.append(_balance(data["arms"]))
+    drawn = _DRAWN.get(data["name"])
+    if drawn is not None:
+        blocks += drawn(data["arms"])
     return Section(data["title"], blocks)
 
 
-def _balance(arms: Sequence[Mapping[str, Any]]) -> ParetoPlot:
+Arms = Sequence[Mapping[str, Any]]
+
+
+def _balance(arms: Arms) -> list[Block]:
     points = [Point(arm["name"], arm["tpot_s"] * 1e3, arm["output_tokens_per_s"]) for arm in arms]
     caption = (
         "Each point is a batch size. Along the line more throughput costs latency; hollow squares are "
         "beaten in both."
     )
-    return ParetoPlot("Latency against throughput", points, "TPOT, ms", "output tokens/s", caption)
+    return [ParetoPlot("Latency against throughput", points, "TPOT, ms", "output tokens/s", caption)]
+
+
+def _over_pages(arms: Arms) -> list[Block]:
+    sizes = [float(arm["name"]) for arm in arms]
+    rates = Line("", sizes, [arm["output_tokens_per_s"] for arm in arms])
+    uses = Line("", sizes, [arm["kv_use"] for arm in arms])
+    return [
+        LinePlot("Throughput over page size", [rates], "tokens in a page", "output tokens/s", log_x=True),
+        LinePlot("KV use over page size", [uses], "tokens in a page", "KV use", is_share=True, log_x=True),
+    ]
+
+
+def _waits(arms: Arms) -> list[Block]:
+    bars = [
+        Bar(arm["name"], arm["short_e2e_s"] * 1e3, f"{number(arm['short_e2e_s'] * 1e3)} ms")
+        for arm in arms
+        if arm.get("short_e2e_s") is not None
+    ]
+    return [BarPlot("The median short request, until its answer", bars, "ms", "By policy, beside long ones.")]
+
+
+def _speeds(arms: Arms) -> list[Block]:
+    bars = [Bar(arm["name"], arm["output_tokens_per_s"], number(arm["output_tokens_per_s"])) for arm in arms]
+    return [BarPlot("Decoding speed, one request at a time", bars, "output tokens/s")]
+
+
+_DRAWN = {"batch": _balance, "pages": _over_pages, "fairness": _waits, "int4": _speeds}
