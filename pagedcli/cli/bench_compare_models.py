@@ -129,6 +129,8 @@ def load_models(
         ConfigError: A quantized one is of another model.
         CheckpointError: A folder cannot be used.
     """
+    # What contiguous allocation reserves is an arm's matter: a model must be able to run the longest of all.
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, max_model_len=None))
     first = Session(config, on_phase=messages.detail)
     sessions, models = {ORIGINAL: first}, {ORIGINAL: Model(first, config)}
     for name, folder in folders.items():

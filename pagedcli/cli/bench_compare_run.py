@@ -21,7 +21,14 @@ from pagedcli.bench.report.console import print_document
 from pagedcli.bench.report.files import check_outputs, write_reports
 from pagedcli.bench.report.head import model_name
 from pagedcli.bench.session import Session
-from pagedcli.cli.bench_compare_models import METHODS, Given, find_quantized, load_models, what_is_missing
+from pagedcli.cli.bench_compare_models import (
+    METHODS,
+    Given,
+    Known,
+    find_quantized,
+    load_models,
+    what_is_missing,
+)
 from pagedcli.cli.bench_live import BenchLive
 from pagedcli.cli.console import Messages, make_messages, result_console
 from pagedcli.config import EngineConfig
@@ -67,26 +74,11 @@ def run_compare(
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
     given = Path(config_file) if config_file is not None else None
     config = load_settings(config_file=given, assignments=assignments, flags=flags).engine
-    scale = scale_of(options)
-    if config.model.max_model_len is not None:
-        scale = dataclasses.replace(scale, longest=config.model.max_model_len)
-    given_models = Given(options.awq, options.gptq, options.quantize, options.short)
-    known = find_quantized(given_models, config, messages)
-    sessions, models = load_models(config, known.folders, messages)
-    original = sessions[ORIGINAL]
-    plan = Plan(scale, options.seed, original.spec.vocab_size, original.spec.max_position, tuple(models))
-    missing = what_is_missing(known, original)
-    if plan.longest < RESERVED_TOKENS:
-        missing["reserved"] = f"the model's longest sequence is {plan.longest:,} tokens"
-    experiments = [item for item in plan.experiments() if item.name not in missing]
-    start, load = time.perf_counter(), LoadMeter()
-    with BenchLive(_title(original), messages) as live:
-        results = run_all(models, experiments, on_turn=_Turns(messages, live, start), watch=live)
-    load.end()
-    data = {
-        **report_dict(results, experiments, known.facts, missing),
-        **_about(config, original, options, time.perf_counter() - start, load),
-    }
+    scale = scale_of(options, config.model.max_model_len)
+    known = find_quantized(
+        Given(options.awq, options.gptq, options.quantize, options.short), config, messages
+    )
+    data, results = _measure(options, config, scale, known, messages)
     document = write_reports(
         data,
         json_file=options.json_file,
@@ -98,8 +90,27 @@ def run_compare(
     return _code(results, messages)
 
 
-def scale_of(options: CompareOptions) -> Scale:
-    """How much is run.
+def _measure(
+    options: CompareOptions, config: EngineConfig, scale: Scale, known: Known, messages: Messages
+) -> tuple[dict[str, Any], Results]:
+    """Load everything, run everything, judge it."""
+    sessions, models = load_models(config, known.folders, messages)
+    original = sessions[ORIGINAL]
+    plan = Plan(scale, options.seed, original.spec.vocab_size, original.spec.max_position, tuple(models))
+    missing = what_is_missing(known, original)
+    if plan.longest < RESERVED_TOKENS:
+        missing["reserved"] = f"the model's longest sequence is {plan.longest:,} tokens"
+    experiments = [item for item in plan.experiments() if item.name not in missing]
+    start, load = time.perf_counter(), LoadMeter()
+    with BenchLive(_title(original), messages) as live:
+        results = run_all(models, experiments, on_turn=_Turns(messages, live, start), watch=live)
+    load.end()
+    figures = report_dict(results, experiments, known.facts, missing)
+    return {**figures, **_about(config, original, options, time.perf_counter() - start, load)}, results
+
+
+def scale_of(options: CompareOptions, longest: int | None) -> Scale:
+    """How much is run; `longest` is what contiguous allocation reserves, None: as the scale says.
 
     Raises:
         ConfigError: A number is out of range.
@@ -114,6 +125,7 @@ def scale_of(options: CompareOptions) -> Scale:
         "workload": options.workload,
         "requests": options.requests,
         "pool_tokens": options.kv_tokens,
+        "longest": longest,
         "rounds": options.repeats,
         "many_rounds": options.repeats,
     }

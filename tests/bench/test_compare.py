@@ -217,6 +217,21 @@ def test_mistakes_are_one_line_before_anything_runs(
     assert words in lines[0]
 
 
+def test_less_can_be_reserved_than_other_experiments_need(
+    tiny_checkpoint: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is loaded for its own longest sequence, not for what one experiment reserves."""
+    monkeypatch.setattr(
+        bench_compare_run, "SHORT", dataclasses.replace(TINY, rounds=1, many_rounds=1, context_pool=1024)
+    )
+    file = tmp_path / "all.json"
+    flags = ["--short", "--threads", "1", "--max-model-len", "128", "--json", str(file), "-q"]
+    assert run(["bench", "compare", "-m", str(tiny_checkpoint("llama")), *flags]) == 0
+    found = json.loads(file.read_text())
+    assert "reserves 128 tokens" in found["about"]
+    assert max(arm["longest_tokens"] for arm in found["experiments"][0]["arms"]) > 256
+
+
 def test_a_dense_folder_is_no_awq_checkpoint(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "compare", "-m", model, "--short", "--threads", "1", "--awq", model]) == 2
     assert "awq" in capsys.readouterr().err
