@@ -32,7 +32,7 @@ from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.select import has_cuda, has_int8_dot
 from pagedcli.runtime.executors import Launches
 from pagedcli.runtime.threads import compute_threads
-from pagedcli.workloads.requests import WorkloadRequest
+from pagedcli.workloads.requests import Messages, WorkloadRequest
 
 WARM_UP_REQUESTS, WARM_UP_TOKENS = 4, 4
 _UNLIMITED = QueueLimits(1 << 30, 1 << 50)
@@ -93,6 +93,13 @@ class Session:
         self._budget: int | None = None
         self._worker: _Worker | None = None
         self._resolved: dict[EngineConfig, ResolvedConfig] = {}
+
+    def encode(self, prompt: str | Messages) -> tuple[int, ...]:
+        """Token ids of a text, or of a conversation in the model's template: what `parse_workload` wants."""
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        messages = [{"role": role, "content": content} for role, content in prompt]
+        return tuple(self.tokenizer.encode_chat(messages))
 
     @property
     def weight_bytes(self) -> int:

@@ -139,7 +139,7 @@ def make_workload(options: BenchOptions, session: Session) -> list[WorkloadReque
         vocab_size=session.spec.vocab_size,
         seed=options.seed or 0,
         num_requests=options.requests,
-        encode=lambda text: tuple(session.tokenizer.encode(text)),
+        encode=session.encode,
     )
 
 

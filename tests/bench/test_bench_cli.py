@@ -199,3 +199,13 @@ def test_the_help_fits_on_a_screen(capfd: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 100
     for name in ("compare", "serve", "kernels", "tune", "report"):
         assert any(line.split()[:1] == [name] for line in lines)
+
+
+def test_rows_of_a_file_are_tokenized_with_the_model_s_tokenizer(bench: Any, tmp_path: Path) -> None:
+    rows = [{"id": str(index), "prompt": "a b " * (index + 3), "max_tokens": 4} for index in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, figures, _, _ = bench("--workload", "rows.jsonl", *ONCE)
+    assert code == 0
+    assert (figures["requests"], figures["failed"]) == (3, 0)
+    assert figures["workload"]["output_tokens"] == 12
+    assert figures["workload"]["prompt_tokens"] > 9
