@@ -109,14 +109,13 @@ def _round_line(view: BenchView, width: int) -> Text:
     parts.append(f"   {duration(view.elapsed_s)}")
     if view.eta_s is not None:
         parts.append(f"   ETA {duration(view.eta_s)}")
-    if view.left:
-        parts.append(f"   {view.left}")
     return labelled("round", *parts)
 
 
 def render_bench(view: BenchView, width: int) -> Group:
     """The live display of a benchmark, `width` columns wide."""
-    lines = [heading(view.title), labelled("measures", view.phase), _round_line(view, width)]
+    left = f"   {view.left}" if view.left else ""
+    lines = [heading(view.title), labelled("measures", view.phase, left), _round_line(view, width)]
     latency = labelled("latency", view.latencies or "no request is answered yet")
     return Group(*lines, latency, *engine_lines(view, width))
 

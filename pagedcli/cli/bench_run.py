@@ -175,7 +175,7 @@ def _left(sweep: Sweep, seconds: Sequence[float], elapsed: float) -> str:
         runs = limits.rounds * many - len(seconds)
         return f"all rounds: ETA {duration(runs * sum(seconds) / len(seconds))}"
     if limits.rounds is None and limits.seconds is not None:
-        return f"until tight, no round after {duration(max(0.0, limits.seconds - elapsed))}"
+        return f"until tight, {duration(max(0.0, limits.seconds - elapsed))} left at most"
     return ""
 
 
@@ -185,9 +185,10 @@ def run_line(setting: Setting, number: int, run: Run) -> str:
     name = f"round {number}" + (f", {setting}" if setting.values else "")
     failed = f", {len(run.failed)} failed" if run.failed else ""
     latency = f", TTFT {spread([item.ttft_s for item in served])}" if served else ""
+    preemptions = f", {run.counters.preemptions} preemptions" if run.counters.preemptions else ""
     return (
-        f"{name}: {run.output_tokens_per_s:,.1f} output tokens/s{latency}, KV use {run.kv_use():.1%}, "
-        f"{run.counters.preemptions} preemptions{failed}, {run.seconds:.1f} s"
+        f"{name}: {run.output_tokens_per_s:,.1f} output tokens/s{latency}, KV use {run.kv_use():.1%}"
+        f"{preemptions}{failed}, {run.seconds:.1f} s"
     )
 
 
