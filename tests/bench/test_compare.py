@@ -310,3 +310,42 @@ def test_what_a_quality_report_says_is_taken(tmp_path: Path) -> None:
         find_quantized(
             Given(str(tmp_path), None, None, False), EngineConfig(), make_messages(verbose=False, quiet=True)
         )
+
+
+@pytest.mark.nightly
+def test_both_quantized_copies_are_made_timed_and_run(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(bench_compare_run, "SHORT", dataclasses.replace(TINY, rounds=2, many_rounds=2))
+    file, made = tmp_path / "all.json", tmp_path / "made"
+    flags = ["--short", "--threads", "1", "--quantize", str(made), "--json", str(file), "-q"]
+    assert run(["bench", "compare", "-m", model, *flags]) == 0
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["rows"]][-2:] == ["+ AWQ", "+ GPTQ"]
+    verdicts = {claim["id"]: claim["verdict"] for claim in found["claims"]}
+    assert verdicts["making"] == "refuted"  # a tiny model takes GPTQ seconds
+    assert "not measured" not in {verdicts[name] for name in ("int4-speed", "int4-loss", "awq-speed")}
+    assert run(["bench", "compare", "-m", model, *flags]) == 0  # what is there is used
+    again = {claim["id"]: claim for claim in json.loads(file.read_text())["claims"]}
+    assert again["making"]["verdict"] == "not measured"
+
+
+@pytest.mark.nightly
+@pytest.mark.model
+def test_the_short_form_on_the_real_model_confirms_what_is_certain(tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    assert run(["bench", "compare", "--dtype", "bfloat16", "--short", "--json", str(file), "-q"]) == 0
+    found = json.loads(file.read_text())
+    assert found["same_ids"] is True
+    verdicts = {claim["id"]: claim["verdict"] for claim in found["claims"]}
+    for name in (
+        "reserved",
+        "concurrency",
+        "context",
+        "large-pages-waste",
+        "needs-paging",
+        "long-slow-short",
+    ):
+        assert verdicts[name] == "confirmed", name
+    assert verdicts["small-batches"] == "refuted"
