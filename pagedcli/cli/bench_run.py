@@ -18,6 +18,7 @@ from pagedcli.bench.report.files import check_outputs, write_reports
 from pagedcli.bench.results import Measured, as_dict
 from pagedcli.bench.run import Run
 from pagedcli.bench.session import Session
+from pagedcli.bench.statistics import paired_ratio, verdict
 from pagedcli.bench.sweep import Limits, Results, Setting, Sweep
 from pagedcli.bench.work import RunWork
 from pagedcli.cli.bench import SWEPT
@@ -155,7 +156,7 @@ def _measure(sweep: Sweep, session: Session, messages: Messages) -> Results:
     with BenchLive(title, messages) as live:
 
         def before(setting: Setting, number: int) -> None:
-            place = f", setting {len(seconds) % many + 1} of {many}: {setting}" if many > 1 else ""
+            place = f", run {len(seconds) % many + 1} of {many}: {setting}" if many > 1 else ""
             left = _left(sweep, seconds, sweep.clock() - started)
             live.set_phase(f"round {number}{place}", str(setting), left)
 
@@ -210,6 +211,8 @@ def _report(
     ]
     if not runs:
         raise KeyboardInterrupt
+    if len(runs) == len(sweep.settings):
+        add_comparisons(runs, results)
     data: Any = runs if len(sweep.settings) > 1 else runs[0]
     if not options.quiet:
         print_document(build_document(data), result_console())
@@ -221,6 +224,19 @@ def _report(
     if results.is_interrupted:
         return INTERRUPTED
     return SOME_FAILED if any(run["failed"] for run in runs) else 0
+
+
+def add_comparisons(runs: Sequence[dict[str, Any]], results: Results) -> None:
+    """To all but the first setting of a sweep: its rate against the first one's, in pairs of the same round."""
+    first = results.rates(0)
+    for place, run in enumerate(runs[1:], start=1):
+        pairs = [
+            (rate, base) for rate, base in zip(results.rates(place), first, strict=False) if rate and base
+        ]
+        if pairs:
+            ratio = paired_ratio([rate for rate, _ in pairs], [base for _, base in pairs])
+            told = verdict(ratio, more="faster", less="slower")
+            run["against_first"] = {**ratio.as_dict(), "verdict": told}
 
 
 def _measured(setting: Setting, session: Session, rounds: Sequence[Run]) -> Measured:

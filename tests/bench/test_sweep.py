@@ -11,7 +11,7 @@ import pytest
 from pagedcli.bench.environment import Counters, LoadMeter, describe_machine, provenance
 from pagedcli.bench.run import Interrupted, Run
 from pagedcli.bench.sweep import Limits, Results, Setting, Sweep
-from pagedcli.cli.bench_run import combinations
+from pagedcli.cli.bench_run import add_comparisons, combinations
 from pagedcli.config import EngineConfig
 from pagedcli.config_file import Value
 from pagedcli.errors import ConfigError
@@ -113,6 +113,18 @@ def test_a_minute_for_each_setting_unless_something_else_is_said() -> None:
     assert Limits.of(None, None, 4) == Limits(None, 240.0)
     assert Limits.of(5, None, 4) == Limits(5, None)
     assert Limits.of(None, 7.0, 4) == Limits(None, 7.0)
+
+
+def test_settings_are_compared_with_the_first_in_pairs() -> None:
+    drift = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]  # the machine becomes slower all the time
+    seconds = {8: drift, 16: [value / 1.05 for value in drift], 32: [0.9, 1.3, 1.1, 1.4, 1.35, 1.6]}
+    _, results = _sweep(seconds, Limits(rounds=6))
+    runs: list[dict[str, Any]] = [{}, {}, {}]
+    add_comparisons(runs, results)
+    assert runs[0] == {}
+    assert runs[1]["against_first"]["verdict"] == "1.05 times faster"
+    assert runs[1]["against_first"]["low"] == pytest.approx(1.05)
+    assert runs[2]["against_first"]["verdict"] == "no difference shown"
 
 
 def test_an_interrupted_sweep_keeps_whole_runs_and_part_of_one_only_where_there_is_no_other() -> None:

@@ -175,6 +175,9 @@ def _sweep_table(runs: Sequence[RunDict], keys: Sequence[str]) -> Table:
         if item is f.OUTPUT_RATE and any(intervals := [f.rate_interval(run) for run in runs]):
             columns.append(Column("95% interval", column.unit))
             cells.append(intervals)
+    if any(shown := [str(f.find(run, "against_first.verdict") or "") for run in runs]):
+        columns.append(Column("Output, against the first", is_number=False))
+        cells.append(shown)
     rates = [f.OUTPUT_RATE.of(run) or 0.0 for run in runs]
     best = frozenset({rates.index(max(rates))})
     return Table(
