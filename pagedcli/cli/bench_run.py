@@ -205,7 +205,7 @@ def _report(
         **provenance(),
     }
     runs = [
-        as_dict(_measured(setting, session, rounds), **about)
+        as_dict(_measured(setting, session, rounds), swept=_names(setting), **about)
         for setting, rounds in zip(sweep.settings, results.runs, strict=True)
         if rounds
     ]
@@ -224,6 +224,12 @@ def _report(
     if results.is_interrupted:
         return INTERRUPTED
     return SOME_FAILED if any(run["failed"] for run in runs) else 0
+
+
+def _names(setting: Setting) -> list[str]:
+    """Names of the settings that were swept: others may differ because of them (pages, if their size does)."""
+    names = (key.rpartition(".")[2] for key in setting.values)
+    return ["kv_bytes" if name == "kv_memory_bytes" else name for name in names]
 
 
 def add_comparisons(runs: Sequence[dict[str, Any]], results: Results) -> None:

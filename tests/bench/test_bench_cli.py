@@ -89,6 +89,9 @@ def test_lists_sweep_and_give_a_list(bench: Any) -> None:
     found = [(run["settings"]["page_size"], run["settings"]["max_num_seqs"]) for run in runs]
     assert found == [(8, 1), (8, 4), (16, 1), (16, 4)]
     assert [run["peak_running"] for run in runs] == [1, 4, 1, 4]
+    assert runs[0]["swept"] == ["page_size", "max_num_seqs"]
+    assert "against_first" not in runs[0]
+    assert all({"low", "middle", "high", "verdict"} <= set(run["against_first"]) for run in runs[1:])
 
 
 def test_a_shared_prefix_is_hit_and_not_without_caching(bench: Any) -> None:

@@ -60,7 +60,7 @@ NAMES = {
     "max_num_batched_tokens": "Tokens in a step, at most",
     "threads": "Threads",
     "policy": "Policy",
-    "kv_memory_bytes": "KV memory, bytes",
+    "kv_bytes": "KV memory, bytes",
 }
 
 
@@ -139,7 +139,9 @@ def _memory_plots(run: RunDict) -> list[Block]:
 
 
 def swept(runs: Sequence[RunDict]) -> list[str]:
-    """The settings in which the runs differ, in their order."""
+    """The settings that were swept; of runs that do not say it, those in which they differ, in their order."""
+    if told := list(runs[0].get("swept") or ()):
+        return told
     keys = list(dict.fromkeys(key for run in runs for key in run.get("settings", {})))
     return [key for key in keys if len({str(f.find(run, f"settings.{key}")) for run in runs}) > 1]
 
