@@ -16,7 +16,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 
 from pagedcli.bench.report.document import (
     BarPlot,
@@ -36,6 +36,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)),
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 WIDTH, HEIGHT = 5.4, 3.3  # inches; pages scale it to their own width
 LABEL_GAP = 0.08  # of the height of the axes, between the names at two lines' ends
+MAX_TICKS = 8  # of settings, each of which then has one on a logarithmic axis
 MAX_NAMED_BEATEN = 6
 MAX_POINTS = 600  # of a line: what is more cannot be seen, and makes the page slow
 _STYLE: dict[Any, Any] = {
@@ -116,6 +117,10 @@ def _lines(axes: Axes, plot: LinePlot) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 1)))
         axes.xaxis.set_minor_formatter(NullFormatter())
+        values = sorted({value for line in lines for value in line.x})
+        if len(values) <= MAX_TICKS and not plot.is_distribution:
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xticks(values, [number(value, 1) for value in values])
     _share_axis(axes, plot.is_share)
     _finish(axes, plot.x_label, plot.y_label)
     if not plot.log_x:
@@ -138,7 +143,7 @@ def _share_axis(axes: Axes, is_share: bool) -> None:
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     else:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0, top=axes.dataLim.y1 * 1.08 if axes.dataLim.y1 > 0 else None)
 
 
 def _finish(axes: Axes, x_label: str, y_label: str) -> None:
