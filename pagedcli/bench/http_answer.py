@@ -104,31 +104,49 @@ class _Usage:
     was_said: bool = False
 
 
-def read_answer(reader: Reader, answer: Answer, max_tokens: int | None) -> None:
-    """Fill in an answer from what was read; an error that it has already stays.
+class AnswerReader:
+    """Fills in an answer while it comes, event by event: none of it is left to do when others wait.
 
     Args:
-        reader: Closed.
-        answer: With its moments.
+        answer: With the moments of the request.
         max_tokens: That were asked for, if that is known.
     """
-    if reader.head is None:
-        answer.error = answer.error or "the connection was closed without an answer"
-        return
-    answer.status = reader.head.status
-    if answer.status != 200:
-        answer.error = _refusal(reader)
-        answer.retry_after = reader.head.headers.get("retry-after")
-        return
-    usage, is_done = _Usage(), False
-    for moment, data in reader.events.found:
-        if data.strip() == DONE:
-            is_done = True
-            break
-        _take_event(data, moment, answer, usage)
-    _count(answer, usage, max_tokens)
-    if answer.error is None:
-        answer.error = _incomplete(reader, answer, is_done)
+
+    def __init__(self, answer: Answer, max_tokens: int | None) -> None:
+        self._answer = answer
+        self._max_tokens = max_tokens
+        self._usage = _Usage()
+        self._is_done = False
+        self._next = 0
+
+    def take(self, reader: Reader) -> None:
+        """The events that are there and were not yet taken."""
+        if reader.head is None or reader.head.status != 200:
+            return
+        found = reader.events.found
+        while self._next < len(found) and not self._is_done:
+            moment, data = found[self._next]
+            self._next += 1
+            if data.strip() == DONE:
+                self._is_done = True
+            else:
+                _take_event(data, moment, self._answer, self._usage)
+
+    def finish(self, reader: Reader) -> None:
+        """The reader is closed: counts, and why it is no answer; an error that there is already stays."""
+        answer = self._answer
+        if reader.head is None:
+            answer.error = answer.error or "the connection was closed without an answer"
+            return
+        answer.status = reader.head.status
+        if answer.status != 200:
+            answer.error = _refusal(reader)
+            answer.retry_after = reader.head.headers.get("retry-after")
+            return
+        self.take(reader)
+        _count(answer, self._usage, self._max_tokens)
+        if answer.error is None:
+            answer.error = _incomplete(reader, answer, self._is_done)
 
 
 def _refusal(reader: Reader) -> str:

@@ -6,6 +6,8 @@ The event loop runs the client alone; what a server says of itself is fetched be
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +30,19 @@ _FOR_NOW = (408, 409, 425, 429)
 
 async def _unwatched(state: LoadState) -> None:
     """Nobody looks."""
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many connections as it may: a client without files looks like a server that fails."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,7 @@ class Bench:
         self, requests: Sequence[WorkloadRequest], arrivals: Mapping[str, Any], *, concurrency: int | None
     ) -> LoadRun:
         """Measure once; an interruption keeps what was answered."""
+        raise_file_limit()
         before = counters(self.api)
         state = LoadState(len(requests))
         started, cpu = time.perf_counter(), time.process_time()

@@ -29,6 +29,7 @@ class LoadState:
         started_s: On the client's clock.
         answers: Of the requests that are over, in the order of their end.
         num_in_flight: Requests sent and not answered.
+        under_way: The answers that are coming, by request.
         in_flight: (moment, requests in flight) at every change.
     """
 
@@ -36,7 +37,12 @@ class LoadState:
     started_s: float = 0.0
     answers: list[Answer] = field(default_factory=list)
     num_in_flight: int = 0
+    under_way: dict[str, Answer] = field(default_factory=dict)
     in_flight: list[tuple[float, int]] = field(default_factory=list)
+
+    def begin(self, answer: Answer) -> None:
+        """An answer may come."""
+        self.under_way[answer.id] = answer
 
     def change(self, moment: float, by: int) -> None:
         """A request went out or came back."""
@@ -138,8 +144,10 @@ class Driver:
                 due_s=due,
                 name=prepared.request.id,
                 max_tokens=prepared.request.output_tokens,
+                on_start=self._state.begin,
             )
         finally:
+            self._state.under_way.pop(prepared.request.id, None)
             self._state.change(self._client.clock(), -1)
         self._state.answers.append(answer)
         return answer

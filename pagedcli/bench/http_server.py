@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagedcli.bench.http_target import Target
 from pagedcli.errors import PagedError
@@ -36,13 +36,13 @@ class ServerInfo:
         url: Of its API.
         model: Name in requests.
         software: As it calls itself; None: it does not.
-        max_model_len: Longest sequence, if it says so.
+        address: That its name stands for.
     """
 
     url: str
     model: str
     software: str | None = None
-    max_model_len: int | None = None
+    address: str | None = None
 
 
 def discover(api: Target, model: str | None) -> ServerInfo:
@@ -52,27 +52,32 @@ def discover(api: Target, model: str | None) -> ServerInfo:
         UnreachableError: There is none, or it names no model and none is given.
     """
     try:
-        status, software, body = _get(replace(api, path=f"{api.path}/models"))
+        found = _get(replace(api, path=f"{api.path}/models"))
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreachableError(
             f"cannot reach {api.url}: {reason}: start the server first, or check host, port and https"
         ) from error
+    status = found.status
     if status in (401, 403):
         raise UnreachableError(f"{api.url} answers {status}: {_KEY}")
     if 300 <= status < 400:
         raise UnreachableError(f"{api.url} answers {status}, a redirection: give the URL that it points to")
-    entries = _models(body) if status == 200 else []
+    entries = _models(found.body) if status == 200 else []
     chosen = next((entry for entry in entries if model in (None, entry["id"])), None)
     if chosen is None and model is None:
         raise UnreachableError(f"{api.url}/models answers {status} and names no model: give --model NAME")
-    length = (chosen or {}).get("max_model_len")
-    return ServerInfo(
-        api.url, model or str((chosen or {})["id"]), software, length if isinstance(length, int) else None
-    )
+    return ServerInfo(api.url, model or str((chosen or {})["id"]), found.software, found.address)
 
 
-def _get(target: Target) -> tuple[int, str | None, bytes]:
+class _Found(NamedTuple):
+    status: int
+    software: str | None
+    body: bytes
+    address: str | None
+
+
+def _get(target: Target) -> _Found:
     connection: http.client.HTTPConnection
     if target.tls is not None:
         connection = http.client.HTTPSConnection(
@@ -83,8 +88,9 @@ def _get(target: Target) -> tuple[int, str | None, bytes]:
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     with contextlib.closing(connection):
         connection.request("GET", target.path, headers=headers)
+        address = str(connection.sock.getpeername()[0])
         response = connection.getresponse()
-        return response.status, response.getheader("Server"), response.read(_MAX_BODY)
+        return _Found(response.status, response.getheader("Server"), response.read(_MAX_BODY), address)
 
 
 def _models(body: bytes) -> list[dict[str, Any]]:
@@ -101,10 +107,10 @@ def counters(api: Target) -> Mapping[str, float]:
     """Metrics of the server, summed over labels, by name; none if it has none."""
     root = api.path.removesuffix("/v1")
     try:
-        status, _, body = _get(replace(api, path=f"{root}/metrics"))
+        found = _get(replace(api, path=f"{root}/metrics"))
     except (OSError, http.client.HTTPException, ValueError):
         return {}
-    return parse_metrics(body.decode(errors="replace")) if status == 200 else {}
+    return parse_metrics(found.body.decode(errors="replace")) if found.status == 200 else {}
 
 
 def parse_metrics(text: str) -> Mapping[str, float]:

@@ -25,6 +25,7 @@ class Target:
         path: Route.
         api_key: Sent as a bearer token, if given.
         tls: HTTPS; certificates are checked with the system's (SSL_CERT_FILE names others).
+        address: That the host's name stands for, so that no request waits for a name; None: not asked yet.
     """
 
     host: str
@@ -32,6 +33,7 @@ class Target:
     path: str = "/v1/completions"
     api_key: str | None = None
     tls: ssl.SSLContext | None = None
+    address: str | None = None
 
     @property
     def authority(self) -> str:

@@ -1,8 +1,8 @@
 """A load client: requests at given moments over plain sockets, and when each event of each answer came.
 
-Standard library only. It has to cost little, because it shares the machine with the server: no HTTP library, no JSON
-while an answer comes, one clock reading per piece of data received. Works with any server that speaks OpenAI's
-completions over HTTP/1.
+Standard library only. It has to cost little, because it shares the machine with the server: no HTTP library; one
+clock reading per piece of data received, before anything else is done with it. Works with any server that speaks
+OpenAI's completions over HTTP/1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagedcli.bench.http_answer import Answer, read_answer
+from pagedcli.bench.http_answer import Answer, AnswerReader
 from pagedcli.bench.http_reading import BadAnswer, Reader
 from pagedcli.bench.http_target import Target
 
@@ -59,11 +59,12 @@ class Client:
 class _Exchange(asyncio.Protocol):
     """One request on one connection."""
 
-    def __init__(self, message: bytes, client: Client) -> None:
+    def __init__(self, message: bytes, client: Client, answer: AnswerReader) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.reader = Reader()
         self.error: str | None = None
         self.last_s: float | None = None
+        self._answer = answer
         self._message = message
         self._client = client
         self._transport: asyncio.Transport | None = None
@@ -78,7 +79,9 @@ class _Exchange(asyncio.Protocol):
         if not self.over.done():
             self.last_s = moment
             try:
-                if self.reader.feed(moment, data):
+                is_over = self.reader.feed(moment, data)
+                self._answer.take(self.reader)
+                if is_over:
                     self._end()
                 elif self.reader.events.is_done:  # nothing more can come that matters, should it stay open
                     asyncio.get_running_loop().call_later(LINGER_S, self._end)
@@ -115,6 +118,7 @@ async def exchange(
     due_s: float | None = None,
     name: str = "",
     max_tokens: int | None = None,
+    on_start: Callable[[Answer], None] | None = None,
 ) -> Answer:
     """Send a request now and read its answer.
 
@@ -125,17 +129,23 @@ async def exchange(
         due_s: From when its latencies count; None: from now.
         name: Of the request.
         max_tokens: That were asked for.
+        on_start: Given the answer, which then grows.
     """
     answer = Answer(client.clock(), due_s, name)
-    over = await _read(target, message, client, answer)
+    if on_start is not None:
+        on_start(answer)
+    reading = AnswerReader(answer, max_tokens)
+    over = await _read(target, message, client, answer, reading)
     if over is not None:
         over.reader.close(answer.end_s)
         answer.error = answer.error or over.error
-        read_answer(over.reader, answer, max_tokens)
+        reading.finish(over.reader)
     return answer
 
 
-async def _read(target: Target, message: bytes, client: Client, answer: Answer) -> _Exchange | None:
+async def _read(
+    target: Target, message: bytes, client: Client, answer: Answer, reading: AnswerReader
+) -> _Exchange | None:
     """What came until the answer was over; None: no connection."""
     loop = asyncio.get_running_loop()
     running: _Exchange | None = None
@@ -143,8 +153,8 @@ async def _read(target: Target, message: bytes, client: Client, answer: Answer) 
         async with asyncio.timeout(client.timeout_s):
             name = target.host if target.tls is not None else None
             _, running = await loop.create_connection(
-                lambda: _Exchange(message, client),
-                target.host,
+                lambda: _Exchange(message, client, reading),
+                target.address or target.host,
                 target.port,
                 ssl=target.tls,
                 server_hostname=name,

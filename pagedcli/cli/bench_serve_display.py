@@ -41,7 +41,7 @@ class LoadView:
         elapsed_s: Since the run began.
         eta_s: Until its end; None: not known yet.
         requests_per_s: Served so far.
-        output_tokens_per_s: Of those.
+        output_tokens_per_s: Of those, and of the answers that are coming.
         latencies: Name, p50 and p99 in seconds of the last answers.
         good: Part of the answers that met the targets; None: there are none.
         late_s: Latest that a request was sent after it was due.
@@ -77,11 +77,16 @@ def view_of(
         elapsed,
         _eta(len(answers), state.total, elapsed, last_due_s),
         len(served) / elapsed,
-        sum(answer.output_tokens for answer in served) / elapsed,
+        _tokens(served, state) / elapsed,
         _latencies(served[-RECENT:]),
         sum(map(targets.are_met, answers)) / len(answers) if targets is not None and answers else None,
         max((answer.late_s for answer in answers), default=0.0),
     )
+
+
+def _tokens(served: list[Answer], state: LoadState) -> int:
+    coming = sum(len(answer.token_times) for answer in state.under_way.values())
+    return coming + sum(answer.output_tokens for answer in served)
 
 
 def _eta(done: int, total: int, elapsed_s: float, last_due_s: float | None) -> float | None:

@@ -175,6 +175,7 @@ class _Command:
             self.arrivals(options.rate or 1.0)  # before anything is measured: whether they can be made
         api = parse_target(options.url, read_key(options.api_key_file))
         self.info = discover(api, options.model)
+        api = replace(api, address=self.info.address)
         form = self.form()
         display = LoadDisplay(messages, f"{self.info.model} at {self.info.url}", self.targets)
         self.display = display

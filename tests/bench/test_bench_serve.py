@@ -251,13 +251,14 @@ def test_what_is_shown_while_it_runs() -> None:
             )
         )
     state.answers.append(Answer(104.0, 104.0, "bad", 500, end_s=104.5, error="500: x"))
+    state.under_way["r9"] = Answer(104.0, 104.0, "r9", token_times=[105.0, 106.0], texts=["a", "b"])
     view = view_of(state, "m at url", Targets.parse("ttft:1s"), 110.0, None)
     assert (view.done, view.failed, view.in_flight, view.requests_per_s, view.output_tokens_per_s) == (
         5,
         1,
         3,
         0.4,
-        0.8,
+        1.0,
     )
     assert (view.good, view.eta_s) == (0.8, 10.0)
     line = plain_line(view)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from pagedcli.bench.goodput import Targets
-from pagedcli.bench.http_answer import read_answer
+from pagedcli.bench.http_answer import AnswerReader
 from pagedcli.bench.http_drive import LoadState, drive
 from pagedcli.bench.http_prompts import Asking, PromptForm
 from pagedcli.bench.http_reading import BadAnswer, Reader
@@ -327,7 +327,7 @@ def test_no_bytes_whatsoever_break_the_reader() -> None:
             answer.error = str(error)
         reader.close(3.0)
         answer.end_s = 3.0
-        read_answer(reader, answer, 8)
+        AnswerReader(answer, 8).finish(reader)
         check_sane(answer)
 
 
