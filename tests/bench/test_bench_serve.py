@@ -21,7 +21,10 @@ from pagedcli.bench.goodput import Targets
 from pagedcli.bench.http_answer import Answer
 from pagedcli.bench.http_drive import LoadState
 from pagedcli.bench.http_prompts import WORDS, words
+from pagedcli.bench.http_report import LoadRun
 from pagedcli.bench.http_server import engine_figures, parse_metrics
+from pagedcli.bench.report.build import build_document
+from pagedcli.bench.report.markdown import as_markdown
 from pagedcli.bench.server_process import free_port
 from pagedcli.cli.bench_serve_display import plain_line, render, view_of
 from pagedcli.cli.main import run
@@ -272,6 +275,32 @@ def test_what_is_shown_while_it_runs() -> None:
     assert "80% of requests met the targets" in text
     assert "sent up to 20 ms late" in text
     assert view_of(LoadState(3, 1.0), "x", None, 1.0, None).eta_s is None
+
+
+def test_reports_tell_arrivals_doubts_and_the_search() -> None:
+    trial = {"rate": 2.0, "is_kept": True, "share": 0.95, "throughput": {"requests_per_s": 1.9}, "failed": 0,
+             "ttft_s": {"p50": 0.1, "p99": 0.2}, "tpot_s": {"p50": None, "p99": None}}  # fmt: skip
+    found = {"rate": 2.0, "above": 2.2, "is_found": True, "criterion": "all good", "note": "same prompts",
+             "trials": [trial | {"rate": 2.2, "is_kept": False}, trial]}  # fmt: skip
+    state = LoadState(
+        1, 0.0, [Answer(0.0, 0.0, "a", 200, [1.0, 2.0], 2.0, ["a", "b"], 0, 8, doubts=["no usage"])]
+    )
+    run_ = LoadRun(state, {}, {}, {}, 0.95, 1.0).as_dict()
+    shown = {
+        "closed loop, 4 at once": {"kind": "closed loop", "concurrency": 4},
+        "poisson, 8.50 requests/s": {"kind": "poisson", "requests_per_s": 8.5},
+        "bursts of 3, 2 requests/s": {"kind": "bursts", "requests_per_s": 2, "size": 3},
+        "ramp from 1 to 9 requests/s": {"kind": "ramp", "requests_per_s": 1, "last_rate": 9},
+        "as the trace says, gaps times 0.500": {"kind": "trace", "time_scale": 0.5},
+    }
+    for words_, arrivals in shown.items():
+        text = as_markdown(build_document(run_ | {"arrivals": arrivals, "saturation": found}))
+        assert words_ in text
+    assert "The largest rate kept up with is 2 requests/s; 2.20 was not." in text.replace(
+        "2.00 requests", "2 requests"
+    )
+    for part in ("all good", "same prompts", "no usage: 1 answers", "An event brought 4", "busy for 95%"):
+        assert part in text, part
 
 
 def test_metrics_are_read_and_never_guessed() -> None:

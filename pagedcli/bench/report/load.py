@@ -7,7 +7,6 @@ from typing import Any
 
 from pagedcli.bench.report.document import Block, Column, Line, LinePlot, Section, Table
 from pagedcli.bench.report.figures import LATENCIES, figure, find
-from pagedcli.bench.report.head import described
 from pagedcli.bench.report.numbers import MISSING, count, number, share
 from pagedcli.bench.report.series import distribution, over_time
 
@@ -32,7 +31,7 @@ def load_sections(run: LoadDict) -> list[Section]:
 
 def _rates(run: LoadDict) -> Table:
     rows = [
-        ("Arrivals", described(run.get("arrivals")), ""),
+        ("Arrivals", _arrivals(run.get("arrivals") or {}), ""),
         ("Requests", count(figure(run, "requests")), ""),
         ("Failed", count(figure(run, "failed")), ""),
         ("Served", number(figure(run, "throughput.requests_per_s")), "/s"),
@@ -63,6 +62,20 @@ def _rates(run: LoadDict) -> Table:
         rows,
         note=_counted(run),
     )
+
+
+def _arrivals(told: LoadDict) -> str:
+    """How requests came, in words."""
+    kind, rate = str(told.get("kind", "")), number(figure(told, "requests_per_s"))
+    if kind == "closed loop":
+        return f"closed loop, {told['concurrency']} at once"
+    if kind == "trace":
+        return f"as the trace says, gaps times {number(figure(told, 'time_scale'))}"
+    if kind == "bursts":
+        return f"bursts of {told['size']}, {rate} requests/s"
+    if kind == "ramp":
+        return f"ramp from {rate} to {number(figure(told, 'last_rate'))} requests/s"
+    return f"{kind}, {rate} requests/s"
 
 
 def _counted(run: LoadDict) -> str:
