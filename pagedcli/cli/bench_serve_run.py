@@ -29,7 +29,7 @@ from pagedcli.errors import ConfigError
 from pagedcli.workloads.arrivals import Arrivals
 from pagedcli.workloads.files import save_workload
 from pagedcli.workloads.parse import KINDS, parse_workload
-from pagedcli.workloads.requests import WorkloadRequest, at, num_arriving
+from pagedcli.workloads.requests import WorkloadRequest, at, most_turns, num_arriving
 
 FAILED, INTERRUPTED = 3, 130
 DEFAULT_CONCURRENCY = 8
@@ -311,7 +311,8 @@ class _Command:
         times = arrivals.times(num_arriving(requests))
         self.display.last_due_s = times[-1]
         run = self.bench.run(at(requests, times), arrivals.as_dict(), concurrency=None)
-        share, wanted = self._share(run.state, times[-1] - times[0], unloaded_s)
+        alone_s = unloaded_s * most_turns(requests)
+        share, wanted = self._share(run.state, times[-1] - times[0], alone_s)
         figures = run.as_dict()
         kept = {
             name: figures[name] for name in ("requests", "failed", "throughput", "ttft_s", "tpot_s", "e2e_s")

@@ -68,6 +68,14 @@ def num_arriving(requests: Sequence[WorkloadRequest]) -> int:
     return sum(request.follows is None for request in requests)
 
 
+def most_turns(requests: Sequence[WorkloadRequest]) -> int:
+    """Turns of the longest conversation; 1 where there are none."""
+    turns: dict[str, int] = {}
+    for request in requests:
+        turns[request.id] = 1 + (turns.get(request.follows, 0) if request.follows is not None else 0)
+    return max(turns.values(), default=1)
+
+
 def _tokens(rng: random.Random, num: int, vocab_size: int, first: int = 0) -> tuple[int, ...]:
     return tuple(rng.randrange(first, vocab_size) for _ in range(num))
 

@@ -12,7 +12,7 @@ import pytest
 from pagedcli.workloads.fields import WorkloadError
 from pagedcli.workloads.files import save_workload
 from pagedcli.workloads.parse import parse_workload
-from pagedcli.workloads.requests import WorkloadRequest, at, prompt_after
+from pagedcli.workloads.requests import WorkloadRequest, at, most_turns, prompt_after
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -152,6 +152,8 @@ def test_kinds_have_their_lengths() -> None:
     assert len(fixed) == 32
     talk = parse_workload("chats:2:5:7", vocab_size=100, num_requests=4)
     assert [len(r.prompt_token_ids) for r in talk] == [5, 17, 5, 17]
+    assert most_turns(talk) == 2
+    assert most_turns(fixed) == most_turns([]) == 1
     assert talk[1].prompt_token_ids[:5] == talk[0].prompt_token_ids
     drawn = parse_workload("mixed", vocab_size=100, first_token=90)
     assert min(token for r in drawn for token in r.prompt_token_ids) == 90
