@@ -1,4 +1,4 @@
-"""Progress of a benchmark of known length: a bar with the time left on a terminal, else a line now and then.
+"""Progress of a benchmark of known length or time: a bar with the time left on a terminal, else a line now and then.
 
 May import rich and this package.
 """
@@ -59,6 +59,9 @@ class CountedProgress:
     def advance(self) -> None:
         """One step more is done."""
         self._done += 1
+        self._say_sometimes()
+
+    def _say_sometimes(self) -> None:
         now = time.monotonic()
         if self._live is None and now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
@@ -72,10 +75,45 @@ class CountedProgress:
 
     def render(self) -> Text:
         """The display of this moment."""
-        part = self._done / self._total if self._total else 1.0
-        return Text.assemble(bar(part, _WIDTH, "cyan"), "  ", self._line(), no_wrap=True, overflow="ellipsis")
+        return Text.assemble(
+            bar(self._part(), _WIDTH, "cyan"), "  ", self._line(), no_wrap=True, overflow="ellipsis"
+        )
 
     def _line(self) -> str:
         left = self.left_s()
         rest = "" if left is None else f", {duration(left)} left"
-        return f"{self._what}: {self._done} of {self._total}{rest}  {self._now}"
+        return f"{self._what}{self._count()}{rest}  {self._now}"
+
+    def _part(self) -> float:
+        return self._done / self._total if self._total else 1.0
+
+    def _count(self) -> str:
+        return f": {self._done} of {self._total}"
+
+
+class TimedProgress(CountedProgress):
+    """Of a job that has so many seconds.
+
+    Args:
+        messages: Where it is shown.
+        seconds: At most.
+    """
+
+    def __init__(self, messages: Messages, seconds: float) -> None:
+        super().__init__(messages, 1, "tuning")
+        self._seconds = seconds
+
+    def say(self, now: str) -> None:
+        """What is being done now; without a terminal a line at most every `PLAIN_SECONDS`."""
+        super().say(now)
+        self._say_sometimes()
+
+    def left_s(self) -> float | None:
+        """Until the time is up; it may end before."""
+        return max(0.0, self._seconds - (time.monotonic() - self._start))
+
+    def _part(self) -> float:
+        return min(1.0, (time.monotonic() - self._start) / self._seconds)
+
+    def _count(self) -> str:
+        return ""

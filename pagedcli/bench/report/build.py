@@ -11,6 +11,7 @@ from pagedcli.bench.report.head import head_of
 from pagedcli.bench.report.kernels import kernel_sections
 from pagedcli.bench.report.load import load_sections
 from pagedcli.bench.report.runs import run_sections, sweep_sections
+from pagedcli.bench.report.tuning import tuning_sections
 from pagedcli.errors import ConfigError
 
 
@@ -29,6 +30,8 @@ def build_document(data: Any) -> Document:
         return Document(
             "What paging, batching and quantization bring", head_of(data), comparison_sections(data)
         )
+    if isinstance(data, Mapping) and data.get("kind") == "tune":
+        return Document("Settings for this machine", head_of(data), tuning_sections(data))
     if isinstance(data, Mapping) and data.get("kind") == "kernels":
         return Document("The kernels alone", head_of(data), kernel_sections(data))
     if isinstance(data, Mapping) and data.get("kind") == "serve" and _is_runs([data]):
