@@ -31,6 +31,7 @@ from pagedcli.cli.options import (
     Assignments,
     ConfigFile,
     Flag,
+    NoConfig,
     Quiet,
     Verbose,
     refuse_unavailable,
@@ -81,6 +82,7 @@ def bench(
     html_file: HtmlFile = None,
     set_: Assignments = None,
     config: ConfigFile = None,
+    no_config: NoConfig = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     flags: dict[str, Value],
@@ -103,6 +105,7 @@ def bench(
         html_file=html_file,
         verbose=verbose,
         quiet=quiet,
+        no_config=no_config,
     )
     given = refuse_unavailable(flags)
     if context.invoked_subcommand is not None:

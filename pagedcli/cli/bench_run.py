@@ -23,9 +23,10 @@ from pagedcli.bench.sweep import Limits, Results, Setting, Sweep
 from pagedcli.bench.work import RunWork
 from pagedcli.cli.bench import SWEPT
 from pagedcli.cli.bench_live import BenchLive, spread
+from pagedcli.cli.config_note import say_config
 from pagedcli.cli.console import Messages, make_messages, result_console
 from pagedcli.config import EngineConfig, ServeConfig
-from pagedcli.config_file import Value, load_settings
+from pagedcli.config_file import Settings, Value, load_settings
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import ConfigError
 from pagedcli.workloads.parse import parse_workload
@@ -50,6 +51,7 @@ class BenchOptions:
     html_file: str | None = None
     verbose: bool = False
     quiet: bool = False
+    no_config: bool = False
 
 
 def run_bench(
@@ -61,10 +63,14 @@ def run_bench(
 ) -> int:
     """Run the command; its exit code."""
     _check(options)
-    settings = [
-        Setting(values, _load(given, assignments, config_file)) for values, given in combinations(flags)
+    read = not options.no_config
+    loaded = [
+        (values, _load(given, assignments, config_file, read_folder_file=read))
+        for values, given in combinations(flags)
     ]
+    settings = [Setting(values, found.engine) for values, found in loaded]
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
+    say_config(loaded[0][1], messages)
     session = _open(settings[0].config, messages)
     workload = make_workload(options, session)
     for setting in settings:
@@ -118,14 +124,17 @@ def _items(key: str, value: Value) -> list[object]:
     return [int(text) for text in texts]
 
 
-def _load(flags: Mapping[str, Value], assignments: Sequence[str], config_file: str | None) -> EngineConfig:
+def _load(
+    flags: Mapping[str, Value], assignments: Sequence[str], config_file: str | None, *, read_folder_file: bool
+) -> Settings:
     return load_settings(
         config_file=Path(config_file) if config_file else None,
         assignments=assignments,
         flags=flags,
         # One paged.toml serves all commands: what is not for this one is known and left alone.
         extra_sections={"sampling": SamplingParams, "serve": ServeConfig},
-    ).engine
+        read_folder_file=read_folder_file,
+    )
 
 
 def _open(config: EngineConfig, messages: Messages) -> Session:
