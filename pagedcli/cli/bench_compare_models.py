@@ -151,7 +151,7 @@ def _shape(session: Session) -> tuple[int, ...]:
 
 def what_is_missing(known: Known, original: Session) -> dict[str, str]:
     """Why something is not measured, by the beginning of its name; see `Measurements`."""
-    missing: dict[str, str] = {}
+    missing = {"int4": _IS_QUANTIZED} if original.choice.as_codes else {}
     for name in METHODS:
         if f"{name}.making_s" not in known.facts:
             missing[f"{name}.making"] = _NOT_TIMED
@@ -160,6 +160,4 @@ def what_is_missing(known: Known, original: Session) -> dict[str, str]:
                 missing[begin] = NOT_GIVEN[name]
         elif f"{name}.perplexity_increase" not in known.facts:
             missing[f"{name}.perplexity"] = _NO_QUALITY.format(name=name.upper())
-    if original.choice.as_codes:
-        missing["int4"] = _IS_QUANTIZED
     return missing

@@ -5,7 +5,7 @@ Standard library only. Whatever the dictionary tells is shown, under its own nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -68,7 +68,7 @@ def described(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-_UNITS = {
+_UNITS: dict[str, Callable[[float], str]] = {
     "_bytes_per_s": lambda value: f"{number(value / 1e9)} GB/s",
     "flops_per_s": lambda value: f"{number(value / 1e9)} GFLOP/s",
     "_bytes": size,
