@@ -1,10 +1,10 @@
 """Searches the settings that suit a workload on this machine, by measuring. Standard library and `bench.statistics`.
 
 One setting after the other is varied from the best that is known (threads, batch, prefill chunk, page size), again
-until nothing changes. The values of a setting run in turns beside the best one; after every few rounds the worse half is
-dropped, and the last one left takes the place of the best only if the interval of its ratio, round by round, lies
-above 1: what is not shown is not taken. At the end the result and the defaults run in turns once more, with runs that
-the search did not choose by.
+until nothing changes. The values of a setting run in turns beside the best one; after every two rounds the worse half
+is dropped, and the last one left takes the place of the best only if the interval of its ratio, over rounds of its
+own, lies above 1: what is not shown is not taken. At the end the result and the defaults run in turns once more, in
+runs that the search did not choose by.
 
 What a run is worth is one positive number, more is better; see `Aim`.
 """
@@ -29,7 +29,9 @@ SETTINGS = {
     "page_size": "cache",
 }
 """What is searched, in this order, and the section of each."""
-HALVING_ROUNDS, DECIDING_ROUNDS, FINAL_ROUNDS, MOST_FINAL_ROUNDS, MOST_PASSES = 2, 6, 6, 20, 3
+HALVING_ROUNDS, FINAL_ROUNDS, MOST_FINAL_ROUNDS, MOST_PASSES = 2, 6, 20, 3
+DECIDING_ROUNDS, SURE = (8, 12), 0.99
+"""A rival wins all of 8 rounds or all but one of 12, so sure is it then: many are tried, 95% would be too little."""
 FINAL_SHARE = 0.35
 """Of the time, for the comparison at the end."""
 PENALTY = 4
@@ -245,22 +247,27 @@ class Tuner:
         rivals = [dataclasses.replace(best, **{name: value}) for value in others]
         worth: dict[Candidate, list[float]] = {candidate: [] for candidate in (best, *rivals)}
         why = f"varying {name}"
-        while rivals:
-            rounds = HALVING_ROUNDS if len(rivals) > 1 else 1
-            for _ in range(rounds):
+        while len(rivals) > 1:
+            for _ in range(HALVING_ROUNDS):
                 self._round(why, [best, *rivals], worth, deadline)
             rivals = [rival for rival in rivals if self._trials[rival].problem is None]
             ratios = {rival: paired_ratio(worth[rival], worth[best][: len(worth[rival])]) for rival in rivals}
-            ranked = sorted(rivals, key=lambda rival: -ratios[rival].middle)
-            if len(ranked) > 1:
-                rivals = [rival for rival in ranked[: len(ranked) // 2] if ratios[rival].high > 1.0]
-                continue
-            for rival in ranked:  # the last one
-                if len(worth[rival]) >= DECIDING_ROUNDS:
-                    return rival if ratios[rival].low > 1.0 else best
-                if ratios[rival].high < 1.0:
-                    return best
-        return best
+            rivals = sorted(rivals, key=lambda rival: -ratios[rival].middle)[: max(1, len(rivals) // 2)]
+        return rivals[0] if rivals and self._is_better(why, rivals[0], best, deadline) else best
+
+    def _is_better(self, why: str, rival: Candidate, best: Candidate, deadline: float) -> bool:
+        """By rounds of the two alone: those that chose the rival among others would flatter it."""
+        worth: dict[Candidate, list[float]] = {best: [], rival: []}
+        for number in range(1, DECIDING_ROUNDS[-1] + 1):
+            self._round(why, [best, rival], worth, deadline)
+            if self._trials[rival].problem is not None:
+                return False
+            ratios = [after / before for after, before in zip(worth[rival], worth[best], strict=True)]
+            if sum(ratio <= 1 for ratio in ratios) > 1:
+                return False  # no more rounds could make it sure
+            if number in DECIDING_ROUNDS and median_interval(ratios, SURE).low > 1.0:
+                return True
+        return False
 
     def _round(
         self,

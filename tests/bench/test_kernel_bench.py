@@ -16,6 +16,7 @@ from pagedcli.bench.report.build import build_document
 from pagedcli.bench.report.markdown import as_markdown
 from pagedcli.cli import bench_kernels_run
 from pagedcli.cli.main import run
+from pagedcli.ops import select
 
 LINEAR = Case("linear", "o", ("x",), FORMATS["bfloat16"], 1, 1000, 1000)
 MANY = Case("linear", "o", ("x",), FORMATS["bfloat16"], 1000, 1000, 1000)
@@ -132,6 +133,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "tiny", Family("tiny", 64, 4, 2, 16, 48, 160))
     monkeypatch.setattr(bench_kernels_run, "measure_limits", lambda *arguments: MACHINE)
     monkeypatch.setattr(bench_kernels_run, "torch_is_installed", lambda: False)
+    monkeypatch.setattr(select, "torch_is_installed", lambda: False)
 
 
 def test_the_command(tiny: None, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

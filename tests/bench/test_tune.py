@@ -60,13 +60,13 @@ def test_the_optimum_is_found_and_shown(seed: int) -> None:
     assert tuned.best == dataclasses.replace(DEFAULT, threads=4, page_size=32)
     assert tuned.is_better
     assert tuned.final is not None
-    assert tuned.final.low < 1.8 < tuned.final.high * 1.02
+    assert tuned.final.middle == pytest.approx(1.8, rel=0.03)
     assert len(tuned.comparison[0]) == len(tuned.comparison[1]) >= 6
 
 
 def test_noise_is_not_taken_for_a_gain() -> None:
     kept = [Machine({}, noise=0.05, seed=seed).tune().best == DEFAULT for seed in range(40)]
-    assert sum(kept) >= 37  # a ratio's interval holds 1 in 95%, and search and comparison must both be wrong
+    assert sum(kept) >= 39  # search (99%) and comparison (95%) must both be wrong
 
 
 def test_settings_that_depend_on_each_other_are_found_in_a_second_pass() -> None:
@@ -260,7 +260,9 @@ def test_the_whole_command(
     class Session:
         spec = type("Spec", (), {"vocab_size": 100})
         choice = type("Choice", (), {"device": "cpu", "dtype": "float32"})
-        tokenizer = None
+
+        def encode(self, text: str) -> tuple[int, ...]:
+            raise NotImplementedError
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
             pass
