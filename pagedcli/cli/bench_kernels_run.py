@@ -93,17 +93,20 @@ def run_kernels(options: KernelOptions) -> int:
     )
     times, is_whole = _measure(options, backends, workers, cases, messages)
     load.end()
+    seen = load.seen()
     data = report_dict(
         _settings(options, backends, threads),
         {**describe_machine(), **_about(workers)},
         [case_dict(item, machine) for item in times],
         notes=[*backends.notes, *([] if is_whole else [f"interrupted: {len(times)} of {len(cases)} cases"])],
         limits=_limits(machine),
-        other_load=None if (seen := load.seen()) is None else str(seen),
+        other_load=None if seen is None else str(seen),
         seconds=time.perf_counter() - start,
         **provenance(),
     )
     _report(data, options)
+    if seen is not None and seen.is_noticeable:
+        messages.say(f"other load was {seen}; torch's threads wait for each other and suffer most")
     _refuse_wrong(times)
     return 0 if is_whole else INTERRUPTED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,7 +85,15 @@ def test_copies_together_are_larger_than_the_cache(runner: NativeRunner) -> None
     weights = runner.weights(Data(found), runner._runtimes[available_isas()[0]])
     assert sum(weight.buffer.nbytes for weight in weights) >= 1 << 16
     assert len({weight.buffer.address for weight in weights}) == len(weights)
-    assert cold_target_bytes(free_bytes=800) == 100
+
+
+def test_copies_are_twice_the_last_cache_if_memory_allows(tmp_path: Path) -> None:
+    for index, size in enumerate(("48K", "2048K", "30M")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert cold_target_bytes(1 << 40, tmp_path) == 60 << 20
+    assert cold_target_bytes(800, tmp_path) == 100
+    assert cold_target_bytes(1 << 40, tmp_path / "none") == 256 << 20
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op != "sampler"])

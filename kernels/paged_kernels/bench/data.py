@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from paged_kernels.bench.cases import Case, Format
 
 Array = npt.NDArray[Any]
 
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+UNKNOWN_CACHE_BYTES = 128 << 20
+"""Of the last level, where the system does not say."""
 TABLE_ROWS = 256
 """Different rows of activations; more rows repeat them."""
 SAMPLE_ROWS, SAMPLE_OUTPUTS = 4, 48
@@ -294,14 +298,21 @@ _EXPECTED = {
 }
 
 
-def cold_target_bytes(free_bytes: int | None = None) -> int:
-    """Size of the copies that take turns: twice the last-level cache, an eighth of the free memory at most."""
-    cache = max(os.sysconf(f"SC_LEVEL{level}_CACHE_SIZE") for level in (2, 3, 4)) if _tells_caches() else 0
-    wanted = 2 * cache if cache > 0 else 256 << 20
+def cold_target_bytes(free_bytes: int | None = None, caches: Path = CACHES) -> int:
+    """Size of the copies that take turns: twice the last-level cache, an eighth of the free memory at most.
+
+    Args:
+        free_bytes: Of memory; None: as the system says.
+        caches: Folder of index0, index1, ...
+    """
+    sizes = [_size_of(file) for file in caches.glob("index*/size")]
+    wanted = 2 * max(sizes, default=UNKNOWN_CACHE_BYTES)
     if free_bytes is None:
         free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(wanted, free_bytes // 8)
 
 
-def _tells_caches() -> bool:
-    return "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names
+def _size_of(file: Path) -> int:
+    """Such as 2048K."""
+    text = file.read_text(encoding="ascii").strip()
+    return int(text.rstrip("KMG")) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)

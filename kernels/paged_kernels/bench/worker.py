@@ -4,7 +4,7 @@ Who asks runs several of them, one after the other in turns, so that what is com
 request is a line of JSON on stdin, its answer a line on stdout:
 
     {"open": {...}, "variant": "amx"}      {"error": 0.1, "op": "linear"}, or {"unavailable": "why"}; over 1 is wrong
-    {"time": 0.02, "variant": "amx"}       {"seconds": 0.001, "ops": 12}    median-like mean of one op over 0.02 s
+    {"time": 0.02, "variant": "amx"}       {"seconds": 0.001, "ops": 12}: of one op, the median over 0.02 s
     {"close": true}                        {"closed": true}
 
 On its start it says {"variants": [...], "cold_bytes": N, "about": "..."}.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -77,15 +78,16 @@ class Worker:
 
     @staticmethod
     def _answer_time(measure: Measure, at_least: float) -> dict[str, Any]:
-        """The first measurement after a pause is left out, unless it alone takes longer than was asked for."""
+        """The median of some measurements; the first after a pause is left out, unless it takes all the time."""
         end = time.perf_counter() + at_least
-        seconds, ops = measure()
-        if time.perf_counter() < end:
-            seconds, ops = 0.0, 0
-        while not ops or time.perf_counter() < end:
-            more_seconds, more_ops = measure()
-            seconds, ops = seconds + more_seconds, ops + more_ops
-        return {"seconds": seconds / ops, "ops": ops}
+        first = measure()
+        found = [] if time.perf_counter() < end else [first]
+        while not found or time.perf_counter() < end:
+            found.append(measure())
+        return {
+            "seconds": statistics.median(seconds / ops for seconds, ops in found),
+            "ops": sum(ops for _, ops in found),
+        }
 
 
 def _runner(options: argparse.Namespace, cold_bytes: int) -> tuple[Runner, str]:
