@@ -108,8 +108,12 @@ class Data:
 
     def other_ids(self, turn: int) -> npt.NDArray[np.int64]:
         """As `token_ids`, others in each turn: far apart in an embedding."""
-        at = np.arange(turn * self.case.rows, (turn + 1) * self.case.rows, dtype=np.int64)
-        return at * (7919 if self.case.op == "embedding" else 7) % len(self.table)
+        at: npt.NDArray[np.int64] = np.arange(
+            turn * self.case.rows, (turn + 1) * self.case.rows, dtype=np.int64
+        )
+        at *= 7919 if self.case.op == "embedding" else 7
+        at %= len(self.table)
+        return at
 
     @property
     def x(self) -> npt.NDArray[np.float32]:

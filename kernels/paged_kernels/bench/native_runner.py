@@ -54,7 +54,7 @@ class _Values:
 
 def _clone(buffer: Buffer) -> Buffer:
     copy = Buffer(buffer.nbytes)
-    memoryview(copy)[:] = memoryview(buffer)  # type: ignore[arg-type]
+    memoryview(copy)[:] = memoryview(buffer)
     return copy
 
 
@@ -139,7 +139,7 @@ def _filled_pool(data: Data, layers: int) -> KVPool:
     blocks = data.block_table.size
     pool = KVPool(layers, blocks, num_heads, case.page_size, head_dim, data.dtype)
     kind = np.dtype(np.float32 if data.dtype == "float32" else np.uint16)
-    cells = np.frombuffer(memoryview(pool.buffer), kind)  # type: ignore[call-overload]
+    cells = np.frombuffer(memoryview(pool.buffer), kind)
     cells = cells.reshape(layers, 2, blocks, num_heads, case.page_size, head_dim)
     if case.op == "attention":
         for part, values in enumerate(data.kv):
@@ -179,7 +179,7 @@ class _Recorder:
         """Of these rows, [rows, kv heads x head_dim], as they lie in the cache."""
         case, pool = self._data.case, self._runner.kv_pool(self._data)
         kind = np.dtype(np.float32 if self._data.dtype == "float32" else np.uint16)
-        cells = np.frombuffer(memoryview(pool.buffer), kind)  # type: ignore[call-overload]
+        cells = np.frombuffer(memoryview(pool.buffer), kind)
         keys = cells[: pool.num_blocks * pool.block_bytes // kind.itemsize]
         keys = keys.reshape(pool.num_blocks, case.heads[1], case.page_size, case.heads[2])
         slots = self._data.cells(0)[rows]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ class _Timer:
 
 
 def _by_events(calls: Sequence[Callable[[], Any]]) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()
     for call in calls:
@@ -135,12 +136,12 @@ def _by_events(calls: Sequence[Callable[[], Any]]) -> float:
 class Made:
     """Calls that take turns, the sample of the result of one, and what is called."""
 
-    calls: list[Callable[[], Any]]
+    calls: Sequence[Callable[[], Any]]
     result: Callable[[], Array]
     op: str
 
 
-def _made(runner: TorchRunner, op: str, calls: list[Callable[[], Tensor]]) -> Made:
+def _made(runner: TorchRunner, op: str, calls: Sequence[Callable[[], Tensor]]) -> Made:
     return Made(calls, lambda: runner.sampled(calls[0]()), op)
 
 
@@ -161,7 +162,7 @@ def _linear(runner: TorchRunner, data: Data) -> Made:
         return product.float() if as_logits else product
 
     op = "linear" if not data.case.format.bits else f"linear of {data.dtype}"
-    return _made(runner, op, [lambda w=weight: call(w) for (weight,) in _dense(runner, data)])  # type: ignore[misc]
+    return _made(runner, op, [partial(call, weight) for (weight,) in _dense(runner, data)])
 
 
 def _dense(runner: TorchRunner, data: Data) -> list[Any]:
@@ -199,7 +200,7 @@ def _int4(runner: TorchRunner, data: Data, x: Tensor) -> Made:
 
     product = torch._weight_int4pack_mm_for_cpu if on_cpu else torch._weight_int4pack_mm
     weights = runner.copies(data.case.weight_key, pack)
-    calls = [lambda w=w, s=s: product(x, w, item.group_size, s) for w, s in weights]  # type: ignore[misc]
+    calls = [partial(product, x, weight, item.group_size, pairs) for weight, pairs in weights]
     return _made(runner, product.__name__, calls)
 
 
@@ -211,7 +212,7 @@ def _int8(runner: TorchRunner, data: Data, x: Tensor) -> Made:
         return [codes, torch.from_numpy(data.codes.scales[:, 0].copy()).to(torch.bfloat16)]
 
     weights = runner.copies(data.case.weight_key, pack)
-    calls = [lambda w=w, s=s: torch._weight_int8pack_mm(x, w, s) for w, s in weights]  # type: ignore[misc]
+    calls = [partial(torch._weight_int8pack_mm, x, weight, scales) for weight, scales in weights]
     return _made(runner, "_weight_int8pack_mm", calls)
 
 
@@ -219,7 +220,7 @@ def _engine_linear(runner: TorchRunner, data: Data) -> Made:
     """What the engine's torch backend runs: tiles of rows on a CPU, codes dequantized when they were loaded."""
     x = runner.tensor(data.x)
     product = tiled_linear if runner.device.type == "cpu" else functional.linear
-    calls = [lambda w=weight: product(x, w, None) for (weight,) in _dense(runner, data)]  # type: ignore[misc]
+    calls = [partial(product, x, weight, None) for (weight,) in _dense(runner, data)]
     return _made(runner, product.__name__, calls)
 
 
@@ -251,13 +252,13 @@ def _engine_gated(runner: TorchRunner, data: Data) -> Made:
 def _embedding(runner: TorchRunner, data: Data) -> Made:
     table = runner.tensor(data.table)
     turns = [runner.tensor(data.other_ids(turn), torch.int64) for turn in range(64)]
-    return _made(runner, "embedding", [lambda ids=ids: functional.embedding(ids, table) for ids in turns])  # type: ignore[misc]
+    return _made(runner, "embedding", [partial(functional.embedding, ids, table) for ids in turns])
 
 
 def _engine_embedding(runner: TorchRunner, data: Data) -> Made:
     table = runner.tensor(data.table)
     turns = [runner.tensor(data.other_ids(turn), torch.int64) for turn in range(64)]
-    return _made(runner, "index_select", [lambda ids=ids: reference.embedding(table, ids) for ids in turns])  # type: ignore[misc]
+    return _made(runner, "index_select", [partial(reference.embedding, table, ids) for ids in turns])
 
 
 def _rope(runner: TorchRunner, data: Data) -> Made:
@@ -310,8 +311,8 @@ def _attention(runner: TorchRunner, data: Data) -> Made:
 
     layers = runner.copies(("attention", case), pieces)
     return _made(
-        runner, "scaled_dot_product_attention", [lambda k=key, v=value: attend(k, v) for key, value in layers]
-    )  # type: ignore[misc]
+        runner, "scaled_dot_product_attention", [partial(attend, key, value) for key, value in layers]
+    )
 
 
 def _engine_attention(runner: TorchRunner, data: Data) -> Made:
@@ -338,7 +339,7 @@ def _engine_attention(runner: TorchRunner, data: Data) -> Made:
     def attend(key: Tensor, value: Tensor) -> Tensor:
         return torch_attention.paged_attention(q, key, value, rounds, scale).flatten(1)
 
-    return _made(runner, "paged_attention", [lambda k=key, v=value: attend(k, v) for key, value in layers])  # type: ignore[misc]
+    return _made(runner, "paged_attention", [partial(attend, key, value) for key, value in layers])
 
 
 # ---- sampling
