@@ -176,7 +176,10 @@ class Data:
         """Slot (block x page size + place) of every position of a sequence."""
         size = self.case.page_size
         positions = np.arange(self.block_table.shape[1] * size)
-        return self.block_table[sequence].astype(np.int64)[positions // size] * size + positions % size
+        slots: npt.NDArray[np.int64] = (
+            self.block_table[sequence].astype(np.int64)[positions // size] * size + positions % size
+        )
+        return slots
 
     # ---- results
 
