@@ -8,7 +8,7 @@ TOOLS = build/tools
 export PATH := $(PATH):$(CURDIR)/$(TOOLS)/bin
 C_FILES = $(wildcard kernels/*/*.[ch] kernels/*/*.[ch]pp kernels/*/*/*.[ch] kernels/*/*/*.[ch]pp)
 
-.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-cpu bench-serve interop wheel wheel-check native native-bench native-sanitize native-arm clean
+.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-reports bench-cpu bench-kernels bench-serve interop wheel wheel-check native native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -75,9 +75,12 @@ gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTH
 interop: $(STAMP)  ## other packages read what paged writes, each in an environment of its own; writes build/interop.json
 	$(BIN)/python tools/interop/read_ours.py
 
-bench: $(STAMP)  ## batching and KV allocation compared on the real model; writes build/bench-batching.json
+bench: $(STAMP)  ## what paging, batching and quantization bring; ARGS="-m MODEL --awq DIR --short" and so on; writes build/compare.*
 	mkdir -p build
-	$(BIN)/python -m pagedcli.bench.batching --json build/bench-batching.json
+	$(BIN)/paged bench compare $(ARGS) --json build/compare.json --html build/compare.html --markdown build/compare.md
+
+bench-reports: $(STAMP)  ## all reports of docs/benchmarks; ORIGINAL, AWQ and GPTQ are folders of one model; a quarter of an hour
+	PAGED=$(BIN)/paged PYTHON=$(BIN)/python tools/bench_reports.sh $(ORIGINAL) $(AWQ) $(GPTQ)
 
 bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
 	mkdir -p build
@@ -100,8 +103,9 @@ native:          ## build the CPU kernels into the source tree, for work on them
 	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) > /dev/null
 	cmake --build build/native --target paged_native_inplace
 
-native-bench: $(STAMP)  ## the kernels alone on models' shapes, beside the machine's limits
-	$(BIN)/python -m paged_kernels.bench
+bench-kernels: $(STAMP)  ## every op and variant alone on models' shapes, beside the machine's limits and torch; writes build/bench-kernels.json
+	mkdir -p build
+	$(BIN)/paged bench kernels --variant all --json build/bench-kernels.json
 
 native-sanitize: ## every variant that runs here under the address and undefined behaviour sanitizers, threads under that for races
 	cmake -S . -B build/sanitize -G Ninja -DPAGED_CHECK=ON -DPAGED_SANITIZE=address,undefined > /dev/null

@@ -22,6 +22,8 @@ from pagedcli.errors import ConfigError
 
 S = TypeVar("S")
 FOLDER_FILE = "paged.toml"
+TUNED = "tuned"
+"""Table of a file that tells what its settings were measured for; it sets nothing."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -49,11 +51,15 @@ class Settings:
         engine: The engine's settings.
         extra: Values of the sections that the caller added, by section, then key; only names are checked.
         given: Every setting that some source gave, by dotted key.
+        folder_file: The `paged.toml` that was read; None: there was none, or it was not wanted.
+        tuned: What the files' settings were measured for, as `paged bench tune` wrote it; empty: nothing is said.
     """
 
     engine: EngineConfig
     extra: dict[str, dict[str, Any]]
     given: dict[str, Value]
+    folder_file: Path | None = None
+    tuned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def parse_size(text: str) -> int:
@@ -319,6 +325,7 @@ def load_settings(
     flags: Mapping[str, Value] | None = None,
     extra_sections: Mapping[str, type] | None = None,
     folder: Path | None = None,
+    read_folder_file: bool = True,
 ) -> Settings:
     """Put all sources together.
 
@@ -329,19 +336,30 @@ def load_settings(
         extra_sections: Further sections, each with the dataclass whose field names are its keys;
             their values are not checked here.
         folder: Where `paged.toml` is looked for; None: the current folder.
+        read_folder_file: Whether it is (`--no-config`: it is not).
     """
     extra_sections = extra_sections or {}
     sections = _sections() | dict(extra_sections)
     given: dict[str, Value] = {}
     folder_file = (folder or Path()) / FOLDER_FILE
-    if folder_file.is_file():
-        _overlay(given, _flatten(_read(folder_file), sections, str(folder_file)))
-    if config_file is not None:
-        _overlay(given, _flatten(_read(config_file), sections, str(config_file)))
+    files = [folder_file] if read_folder_file and folder_file.is_file() else []
+    tuned: Mapping[str, Any] = {}
+    for file in files if config_file is None else [*files, config_file]:
+        table = _read(file)
+        tuned = _tuned_table(table, str(file)) or tuned
+        _overlay(given, _flatten(table, sections, str(file)))
     _overlay(given, _assignments(assignments, sections))
     _overlay(given, flags or {})
     extra = {
         section: {key: given[f"{section}.{key}"].value for key in _names(kind) if f"{section}.{key}" in given}
         for section, kind in extra_sections.items()
     }
-    return Settings(engine=_build(given), extra=extra, given=given)
+    return Settings(_build(given), extra, given, files[0] if files else None, tuned)
+
+
+def _tuned_table(table: dict[str, Any], source: str) -> Mapping[str, Any]:
+    """Taken out of the table: it is no section of settings."""
+    tuned = table.pop(TUNED, {})
+    if not isinstance(tuned, Mapping):
+        raise ConfigError(f"{source}: {TUNED} is a section: write [{TUNED}], or take it away")
+    return tuned

@@ -92,7 +92,11 @@ def _command_section(name: str, command: Any) -> list[str]:
     body: list[str] = []
     for paragraph in paragraphs:
         body += [paragraph, ""]
-    return [f"## `paged {name}`", "", "```", usage, "```", "", *body, *_option_rows(command), ""]
+    level = "#" * (2 + name.count(" "))
+    section = [f"{level} `paged {name}`", "", "```", usage, "```", "", *body, *_option_rows(command), ""]
+    for below, subcommand in getattr(command, "commands", {}).items():
+        section += _command_section(f"{name} {below}", subcommand)
+    return section
 
 
 def page() -> str:

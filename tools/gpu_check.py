@@ -21,15 +21,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = ("-m", "pytest", "-q", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider")
 TAIL_CHARACTERS = 4000
+_PAGED = "from pagedcli.cli.main import main; main()"
 
 
 def parts(build: Path, model: Path) -> list[tuple[str, tuple[str, ...], int]]:
     """(name, arguments for Python, seconds allowed) of each part, the most important first."""
-    bench = ("--device", "cuda", "--model", str(model), "--json", str(build / "gpu-batching.json"))
+    bench = ("--device", "cuda", "--model", str(model), "--json", str(build / "gpu-compare.json"))
     return [
         ("ops and kernels", (*PYTEST, "tests/gpu", "-m", "gpu"), 240),
         ("write a model of SmolLM2's shape", (str(ROOT / "tools/random_model.py"), str(model)), 60),
-        ("batching benchmark", ("-m", "pagedcli.bench.batching", *bench), 150),
+        ("comparison", ("-c", _PAGED, "bench", "compare", "--short", *bench), 150),
     ]
 
 

@@ -4,8 +4,8 @@
  *     cc -O3 -march=native -pthread machine.c -o machine && ./machine THREADS [MEGABYTES]
  *
  * Each figure is the best of several tries, since other load can only lower it. Rates of instruction sets that the
- * compiler was not told of are 0; f32_flops_per_s is that of 256 bits with AVX2, else of 128 (NEON). Reading: every thread goes through four streams of its own part with prefetches,
- * which is what a good matrix-vector kernel can reach.
+ * compiler was not told of are 0; f32_flops_per_s is that of 256 bits with AVX2, else of 128 (NEON). Reading: every
+ * thread goes through four streams of its own part with prefetches, which is what a good matrix-vector kernel can reach.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -22,7 +22,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
-#if defined(__AMX_BF16__)
+#if defined(__AMX_BF16__) || defined(__AMX_INT8__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -237,10 +237,36 @@ static double dot_bf16(int thread) {
 }
 #endif
 
-#if defined(__AMX_BF16__)
-/* Four accumulating tiles over two and two operands: what a blocked product does, without its loads. */
-static double tiles_bf16(int thread) {
+#if defined(__AVX512VNNI__)
+static double dot_int8(int thread) {
     (void)thread;
+    __m512i sums[ACCUMULATORS], a = _mm512_set1_epi8(1), b = _mm512_set1_epi8(1);
+    for (int i = 0; i < ACCUMULATORS; i++) {
+        sums[i] = _mm512_setzero_si512();
+    }
+    const long rounds = ROUNDS;
+    for (long r = 0; r < rounds; r++) {
+        __asm__ volatile("" : "+v"(a), "+v"(b));
+#pragma GCC unroll 12
+        for (int i = 0; i < ACCUMULATORS; i++) {
+            sums[i] = _mm512_dpbusd_epi32(sums[i], a, b);
+        }
+    }
+    for (int i = 0; i < ACCUMULATORS; i++) {
+        __asm__ volatile("" : : "v"(sums[i]));
+    }
+    return 2.0 * 64 * ACCUMULATORS * (double)rounds;
+}
+#else
+static double dot_int8(int thread) {
+    (void)thread;
+    return 0;
+}
+#endif
+
+#if defined(__AMX_BF16__) || defined(__AMX_INT8__)
+/* Gives the thread eight zeroed tiles of 16 rows of 64 bytes; 0: the system does not let it. */
+static int take_tiles(void) {
     if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) { /* ask for the tiles' state */
         return 0;
     }
@@ -263,6 +289,17 @@ static double tiles_bf16(int thread) {
     _tile_zero(5);
     _tile_zero(6);
     _tile_zero(7);
+    return 1;
+}
+#endif
+
+/* Four accumulating tiles over two and two operands: what a blocked product does, without its loads. */
+#if defined(__AMX_BF16__)
+static double tiles_bf16(int thread) {
+    (void)thread;
+    if (!take_tiles()) {
+        return 0;
+    }
     const long rounds = ROUNDS / 5;
     for (long r = 0; r < rounds; r++) {
         _tile_dpbf16ps(0, 4, 6);
@@ -280,6 +317,29 @@ static double tiles_bf16(int thread) {
 }
 #endif
 
+#if defined(__AMX_INT8__)
+static double tiles_int8(int thread) {
+    (void)thread;
+    if (!take_tiles()) {
+        return 0;
+    }
+    const long rounds = ROUNDS / 5;
+    for (long r = 0; r < rounds; r++) {
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+    }
+    _tile_release();
+    return 4.0 * 2 * 16 * 16 * 64 * (double)rounds;
+}
+#else
+static double tiles_int8(int thread) {
+    (void)thread;
+    return 0;
+}
+#endif
+
 int main(int argc, char** argv) {
     num_threads = argc > 1 ? atoi(argv[1]) : 1;
     memory_bytes = (size_t)(argc > 2 ? atoi(argv[2]) : 1024) << 20;
@@ -292,6 +352,7 @@ int main(int argc, char** argv) {
     printf("{\"threads\": %d, \"read_bytes_per_s\": %.4g, ", num_threads, rate(read_memory));
     printf("\"f32_flops_per_s\": %.4g, \"f32_wide_flops_per_s\": %.4g, ", rate(fma_f32), rate(fma_f32_wide));
     printf("\"bf16_dot_flops_per_s\": %.4g, ", rate(dot_bf16));
-    printf("\"bf16_tile_flops_per_s\": %.4g}\n", rate(tiles_bf16));
+    printf("\"bf16_tile_flops_per_s\": %.4g, ", rate(tiles_bf16));
+    printf("\"int8_dot_ops_per_s\": %.4g, \"int8_tile_ops_per_s\": %.4g}\n", rate(dot_int8), rate(tiles_int8));
     return 0;
 }

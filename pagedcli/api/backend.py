@@ -34,6 +34,9 @@ class Backend(Protocol):
     def kv_budget(self, config: EngineConfig) -> int:
         """Memory for the KV pool if nobody says how much."""
 
+    def with_threads(self, threads: int) -> Backend:
+        """The same weights, computed with by so many threads; on a CPU."""
+
     def worker(self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> Launches:
         """A worker with a pool of its own."""
 

@@ -169,10 +169,8 @@ def _read_template(file: str | None) -> str | None:
         raise ConfigError(f"model.chat_template is {file!r}, which cannot be read: {error}") from error
 
 
-def _start(
-    config: EngineConfig, checkpoint: Checkpoint, run: RunChoice, backend: Backend
-) -> tuple[ResolvedConfig, Executor]:
-    """Size the pool, allocate it, and say what was chosen."""
+def resolve(config: EngineConfig, checkpoint: Checkpoint, run: RunChoice, backend: Backend) -> ResolvedConfig:
+    """Size the pool and say what was chosen; nothing is allocated."""
     spec, size = backend.spec, config.cache.page_size
     page_bytes = block_bytes(spec, size, run.dtype)
     num_pages = choose_pages(
@@ -183,7 +181,7 @@ def _start(
         budget_bytes=lambda: backend.kv_budget(config),
     )
     model_len, notes = choose_model_len(config, run.model_len, num_pages)
-    resolved = ResolvedConfig(
+    return ResolvedConfig(
         model=config.model.model or DEFAULT_MODEL,
         path=checkpoint.path,
         checkpoint_format=checkpoint.format,
@@ -210,9 +208,16 @@ def _start(
         vocab_size=spec.vocab_size,
         notes=run.notes + notes,
     )
+
+
+def _start(
+    config: EngineConfig, checkpoint: Checkpoint, run: RunChoice, backend: Backend
+) -> tuple[ResolvedConfig, Executor]:
+    """Size the pool and allocate it."""
+    resolved = resolve(config, checkpoint, run, backend)
     worker = backend.worker(
-        num_blocks=num_pages,
-        block_size=size,
+        num_blocks=resolved.num_pages,
+        block_size=resolved.page_size,
         max_num_seqs=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from pagedcli.api.resolve import RunChoice
@@ -46,6 +47,11 @@ class NativeBackend:
         """Memory for the KV pool if nobody says how much."""
         return cpu_kv_budget()
 
+    def with_threads(self, threads: int) -> NativeBackend:
+        """The same weights, computed with by so many threads."""
+        ops = self.ops.with_threads(threads, _cpus(threads))
+        return NativeBackend(dataclasses.replace(self.model, ops=ops), ops)
+
     def worker(
         self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int
     ) -> NativeWorker:
@@ -60,6 +66,12 @@ class NativeBackend:
         )
 
 
+def _cpus(threads: int) -> tuple[int, ...]:
+    """Where threads are pinned: one on each physical core, or nowhere."""
+    cpus = core_cpus()
+    return cpus if threads == len(cpus) else ()
+
+
 def load_native(checkpoint: Checkpoint, run: RunChoice) -> NativeBackend:
     """Pack the weights.
 
@@ -67,11 +79,5 @@ def load_native(checkpoint: Checkpoint, run: RunChoice) -> NativeBackend:
         CheckpointError: The weights do not fit the configuration.
         MissingDependencyError: The kernels were not built.
     """
-    cpus = core_cpus()
-    ops = make_native_ops(
-        run.dtype,
-        threads=run.threads,
-        cpus=cpus if run.threads == len(cpus) else (),
-        activation=run.activation,
-    )
+    ops = make_native_ops(run.dtype, threads=run.threads, cpus=_cpus(run.threads), activation=run.activation)
     return NativeBackend(load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes), ops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -62,6 +63,10 @@ class TorchBackend:
         )
         share = config.device.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
         return cuda_kv_budget(self.run.device, share, step)
+
+    def with_threads(self, threads: int) -> TorchBackend:
+        """The same weights, computed with by so many threads."""
+        return dataclasses.replace(self, run=dataclasses.replace(self.run, threads=threads))
 
     def worker(self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> Worker:
         """A worker with a pool of its own."""

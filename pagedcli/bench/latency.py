@@ -3,20 +3,19 @@
 Standard library only. Failed requests are counted apart and appear in no distribution. Percentiles interpolate
 linearly between the two nearest values, as numpy does by default.
 
-    sent        first token      second   ...    last token      end
+    due         first token      second   ...    last token      end
      |<- TTFT ---->|<-- ITL ------>|<-- ITL -->|      |            |       TPOT = (last - first) / (tokens - 1)
      |<--------------------------- E2E ------------------------->|
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pagedcli.bench.load import Answer
+from pagedcli.bench.http_answer import Answer
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -54,7 +53,7 @@ class LoadReport:
         requests: That were sent.
         failed: Of them, that got no complete answer.
         errors: How often each failure was met, by its first line.
-        seconds: From the first request sent to the last answer complete.
+        seconds: From the first request due to the last answer over.
         prompt_tokens: Of the served requests.
         output_tokens: Of the served requests.
         ttft_s: Time to first token.
@@ -98,26 +97,29 @@ class LoadReport:
 
 def summarize(answers: Sequence[Answer]) -> LoadReport:
     """The figures of a run."""
-    served = [answer for answer in answers if answer.error is None and answer.token_times]
-    failures = [answer for answer in answers if answer.error is not None or not answer.token_times]
+    served = [answer for answer in answers if answer.is_served]
+    failures = [answer for answer in answers if not answer.is_served]
     errors: dict[str, int] = {}
     for answer in failures:
         first_line = (answer.error or "no token came").splitlines()[0][:120]
         errors[first_line] = errors.get(first_line, 0) + 1
-    times = [answer.token_times for answer in served]
+    per_token = [answer.tpot_s for answer in served]
     return LoadReport(
         requests=len(answers),
         failed=len(failures),
         errors=errors,
-        seconds=max(answer.end_s for answer in answers) - min(answer.sent_s for answer in answers),
+        seconds=run_seconds(answers),
         prompt_tokens=sum(answer.prompt_tokens for answer in served),
         output_tokens=sum(answer.output_tokens for answer in served),
-        ttft_s=Distribution.of([answer.token_times[0] - answer.sent_s for answer in served]),
-        tpot_s=Distribution.of([_per_token(answer) for answer in served if answer.output_tokens > 1]),
-        itl_s=Distribution.of([b - a for moments in times for a, b in itertools.pairwise(moments)]),
-        e2e_s=Distribution.of([answer.end_s - answer.sent_s for answer in served]),
+        ttft_s=Distribution.of([answer.ttft_s for answer in served]),
+        tpot_s=Distribution.of([seconds for seconds in per_token if seconds is not None]),
+        itl_s=Distribution.of([gap for answer in served for gap in answer.itl_s]),
+        e2e_s=Distribution.of([answer.e2e_s for answer in served]),
     )
 
 
-def _per_token(answer: Answer) -> float:
-    return (answer.token_times[-1] - answer.token_times[0]) / (answer.output_tokens - 1)
+def run_seconds(answers: Sequence[Answer]) -> float:
+    """From the first request due to the last answer over."""
+    if not answers:
+        return 0.0
+    return max(0.0, max(answer.end_s for answer in answers) - min(answer.start_s for answer in answers))

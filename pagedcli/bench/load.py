@@ -1,48 +1,29 @@
 """A load client: requests at given moments over plain sockets, and when each event of each answer came.
 
-Standard library only. It has to cost little, because it shares the machine with the server: no HTTP library, no JSON
-while answers come, one clock reading per piece of data received. Works with any server that speaks OpenAI's
-completions over HTTP/1.1 without TLS.
+Standard library only. It has to cost little, because it shares the machine with the server: no HTTP library; one
+clock reading per piece of data received, before anything else is done with it. Works with any server that speaks
+OpenAI's completions over HTTP/1.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from pagedcli.bench.http_answer import Answer, AnswerReader
+from pagedcli.bench.http_reading import BadAnswer, Reader
+from pagedcli.bench.http_target import Target
+
+__all__ = ["Answer", "LoadRequest", "Target", "exchange", "run_load", "wait_until"]
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[Any]]
-_EVENT_END = b"\n\n"
-_HEAD_END = b"\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go.
-
-    Attributes:
-        host: Name or address.
-        port: TCP port.
-        path: Route.
-        api_key: Sent as a bearer token, if given.
-    """
-
-    host: str
-    port: int
-    path: str = "/v1/completions"
-    api_key: str | None = None
-
-    def head(self, length: int) -> bytes:
-        """The head of a POST request with a JSON body of `length` bytes."""
-        key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
-        return (
-            f"POST {self.path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n"
-            f"{key}Content-Length: {length}\r\nConnection: close\r\n\r\n"
-        ).encode()
+LINGER_S = 1.0
+"""How long a connection may stay open after [DONE]; a server that is cut off at once might count a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,76 +39,34 @@ class LoadRequest:
     arrival_s: float = 0.0
 
 
-@dataclass(slots=True)
-class Answer:
-    """What came back, and when, on the client's clock.
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How requests are sent.
 
     Attributes:
-        sent_s: When the request was due and sent.
-        status: HTTP status; 0: none came.
-        token_times: Of the events that brought text.
-        end_s: When the connection was over.
-        texts: Text of those events.
-        prompt_tokens: As the server counted them; 0 if it did not say.
-        output_tokens: As the server counted them, else the events.
-        finish_reason: Of the first choice.
-        error: Why the request failed; None: it was served.
+        timeout_s: For each request, from when it is sent; longer ones fail.
+        clock: Seconds.
+        sleep: Waits.
+        on_data: Called with the size of each piece of data that comes.
     """
 
-    sent_s: float
-    status: int = 0
-    token_times: list[float] = field(default_factory=list)
-    end_s: float = 0.0
-    texts: list[str] = field(default_factory=list)
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    finish_reason: str | None = None
-    error: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The whole answer."""
-        return "".join(self.texts)
-
-
-class _Chunks:
-    """Undoes chunked transfer encoding, piece by piece."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-        self._data = bytearray()
-        self._left = 0
-
-    def feed(self, data: bytes) -> bytes:
-        """What of the body is in this piece."""
-        self._data += data
-        body = bytearray()
-        while not self.is_over:
-            if self._left == 0:
-                line, found, rest = self._data.partition(b"\r\n")
-                if not found:
-                    break
-                self._left = int(line.split(b";")[0], 16) + 2
-                self._data = bytearray(rest)
-                self.is_over = self._left == 2
-            elif len(self._data) < self._left:
-                break
-            else:
-                body += self._data[: self._left - 2]
-                del self._data[: self._left]
-                self._left = 0
-        return bytes(body)
+    timeout_s: float = 600.0
+    clock: Clock = time.perf_counter
+    sleep: Sleep = asyncio.sleep
+    on_data: Callable[[int], None] | None = None
 
 
 class _Exchange(asyncio.Protocol):
-    """One request on one connection; what comes is only put aside, with its time."""
+    """One request on one connection."""
 
-    def __init__(self, message: bytes, clock: Clock, on_data: Callable[[int], None] | None) -> None:
+    def __init__(self, message: bytes, client: Client, answer: AnswerReader) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.pieces: list[tuple[float, bytes]] = []
+        self.reader = Reader()
+        self.error: str | None = None
+        self.last_s: float | None = None
+        self._answer = answer
         self._message = message
-        self._clock = clock
-        self._on_data = on_data
+        self._client = client
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -136,11 +75,26 @@ class _Exchange(asyncio.Protocol):
         transport.write(self._message)
 
     def data_received(self, data: bytes) -> None:
-        self.pieces.append((self._clock(), data))
-        if self._on_data is not None:
-            self._on_data(len(data))
+        moment = self._client.clock()
+        if not self.over.done():
+            self.last_s = moment
+            try:
+                is_over = self.reader.feed(moment, data)
+                self._answer.take(self.reader)
+                if is_over:
+                    self._end()
+                elif self.reader.events.is_done:  # nothing more can come that matters, should it stay open
+                    asyncio.get_running_loop().call_later(LINGER_S, self._end)
+            except BadAnswer as error:
+                self.error = str(error)
+                self._end()
+        if self._client.on_data is not None:
+            self._client.on_data(len(data))
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if not self.over.done():
             self.over.set_result(None)
 
@@ -150,32 +104,72 @@ class _Exchange(asyncio.Protocol):
             self._transport.abort()
 
 
-@dataclass(slots=True)
-class _Received:
-    """Pieces taken apart: the head, then the events with the time at which each was complete."""
+async def wait_until(due_s: float, client: Client) -> None:
+    """Return when it is due, never before."""
+    while (left := due_s - client.clock()) > 0:
+        await client.sleep(left)
 
-    head: bytes = b""
-    events: list[tuple[float, bytes]] = field(default_factory=list)
-    rest: bytes = b""
 
-    @classmethod
-    def of(cls, pieces: Sequence[tuple[float, bytes]]) -> _Received:
-        """From what a connection brought."""
-        received = cls()
-        chunks: _Chunks | None = None
-        for moment, piece in pieces:
-            data = piece
-            if not received.head:
-                head, found, data = (received.rest + piece).partition(_HEAD_END)
-                if not found:
-                    received.rest = head
-                    continue
-                received.head, received.rest = head, b""
-                chunks = _Chunks() if b"transfer-encoding: chunked" in head.lower() else None
-            body = chunks.feed(data) if chunks is not None else data
-            *events, received.rest = (received.rest + body).split(_EVENT_END)
-            received.events += [(moment, event) for event in events]
-        return received
+async def exchange(
+    target: Target,
+    message: bytes,
+    client: Client,
+    *,
+    due_s: float | None = None,
+    name: str = "",
+    max_tokens: int | None = None,
+    on_start: Callable[[Answer], None] | None = None,
+) -> Answer:
+    """Send a request now and read its answer.
+
+    Args:
+        target: The server.
+        message: All bytes of the request.
+        client: How it is sent.
+        due_s: From when its latencies count; None: from now.
+        name: Of the request.
+        max_tokens: That were asked for.
+        on_start: Given the answer, which then grows.
+    """
+    answer = Answer(client.clock(), due_s, name)
+    if on_start is not None:
+        on_start(answer)
+    reading = AnswerReader(answer, max_tokens)
+    over = await _read(target, message, client, answer, reading)
+    if over is not None:
+        over.reader.close(answer.end_s)
+        answer.error = answer.error or over.error
+        reading.finish(over.reader)
+    return answer
+
+
+async def _read(
+    target: Target, message: bytes, client: Client, answer: Answer, reading: AnswerReader
+) -> _Exchange | None:
+    """What came until the answer was over; None: no connection."""
+    loop = asyncio.get_running_loop()
+    running: _Exchange | None = None
+    try:
+        async with asyncio.timeout(client.timeout_s):
+            name = target.host if target.tls is not None else None
+            _, running = await loop.create_connection(
+                lambda: _Exchange(message, client, reading),
+                target.address or target.host,
+                target.port,
+                ssl=target.tls,
+                server_hostname=name,
+            )
+            await running.over
+    except TimeoutError:
+        answer.error = f"not answered within {client.timeout_s:g} s"
+    except (OSError, ssl.SSLError, UnicodeError) as error:
+        answer.error = f"cannot connect: {error}"
+    finally:
+        if running is not None:
+            running.abort()
+    last = running.last_s if running is not None else None
+    answer.end_s = client.clock() if last is None or answer.error is not None else last
+    return running
 
 
 async def run_load(
@@ -200,85 +194,16 @@ async def run_load(
     Returns:
         One answer per request, in their order.
     """
+    client = Client(timeout_s, clock, sleep, on_data)
     started = clock()
 
     async def one(request: LoadRequest) -> Answer:
-        body = json.dumps(request.body).encode()
-        message = target.head(len(body)) + body
-        delay = started + request.arrival_s - clock()
-        if delay > 0:
-            await sleep(delay)
-        return await _exchange(target, message, timeout_s, clock, on_data)
+        message = target.message(request.body)
+        due = started + request.arrival_s
+        await wait_until(due, client)
+        limit = request.body.get("max_tokens")
+        return await exchange(
+            target, message, client, due_s=due, max_tokens=limit if isinstance(limit, int) else None
+        )
 
     return list(await asyncio.gather(*(one(request) for request in requests)))
-
-
-async def _exchange(
-    target: Target,
-    message: bytes,
-    timeout_s: float,
-    clock: Clock,
-    on_data: Callable[[int], None] | None,
-) -> Answer:
-    answer = Answer(clock())
-    loop = asyncio.get_running_loop()
-    try:
-        _, exchange = await loop.create_connection(
-            lambda: _Exchange(message, clock, on_data), target.host, target.port
-        )
-    except OSError as error:
-        answer.end_s, answer.error = clock(), f"cannot connect: {error}"
-        return answer
-    try:
-        await asyncio.wait_for(asyncio.shield(exchange.over), timeout_s)
-    except TimeoutError:
-        answer.error = f"not answered within {timeout_s:g} s"
-    finally:
-        exchange.abort()
-    answer.end_s = exchange.pieces[-1][0] if exchange.pieces else clock()
-    _read(_Received.of(exchange.pieces), answer)
-    return answer
-
-
-def _read(exchange: _Received, answer: Answer) -> None:
-    """What a connection brought as an answer."""
-    if not exchange.head:
-        answer.error = answer.error or "the connection was closed without an answer"
-        return
-    answer.status = int(exchange.head.split(b" ", 2)[1])
-    if answer.status != 200:
-        events = [event for _, event in exchange.events]
-        answer.error = (
-            f"{answer.status}: {_EVENT_END.join([*events, exchange.rest]).decode(errors='replace')}"
-        )
-        return
-    is_complete = False
-    for moment, event in exchange.events:
-        if not event.startswith(b"data:"):
-            continue
-        data = event[5:].strip()
-        if data == b"[DONE]":
-            is_complete = True
-            continue
-        _take(json.loads(data), moment, answer)
-    answer.output_tokens = answer.output_tokens or len(answer.token_times)
-    if not is_complete:
-        answer.error = answer.error or "the stream ended before [DONE]"
-    elif answer.finish_reason == "abort":
-        answer.error = "aborted by the server"
-
-
-def _take(event: dict[str, Any], moment: float, answer: Answer) -> None:
-    if "error" in event:
-        answer.error = str(event["error"])
-        return
-    usage = event.get("usage")
-    if usage:
-        answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-    for choice in event.get("choices", ()):
-        text = choice.get("text") or choice.get("delta", {}).get("content")
-        if text:
-            answer.token_times.append(moment)
-            answer.texts.append(text)
-        if choice.get("finish_reason") is not None and choice.get("index") == 0:
-            answer.finish_reason = choice["finish_reason"]

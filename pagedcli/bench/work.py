@@ -1,9 +1,10 @@
 """What a workload asks of a machine at least: operations and bytes, counted from the model's sizes.
 
-May import `models.spec`. Counted are multiply-adds (two operations each) of the body's linears for every token that is
-computed, of the head for every row of logits, and of attention (scores and weighted sums over all earlier positions);
-and bytes of weights, keys and values read. Not counted: norms, rotations, activations, sampling, writes. Tokens of a
-prefix that requests share are computed once. So a share of 100% cannot be reached.
+May import `models.spec` and `bench.run`. Counted are multiply-adds (two operations each) of the body's linears for
+every token that is computed, of the head for every row of logits, and of attention (scores and weighted sums over all
+earlier positions); and bytes of weights, keys and values read. Not counted: norms, rotations, activations, sampling,
+writes. Tokens of a prefix that requests share are computed once. So a share of 100% cannot be reached, unless what is
+read stays in a cache.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagedcli.bench.run import StepRecord
 from pagedcli.models.spec import ModelSpec
 from pagedcli.workloads.requests import WorkloadRequest
 
@@ -123,3 +125,69 @@ class ModelSizes:
 def _prefix_lengths(length: int) -> range:
     """Lengths of prefixes that may be shared: whole pages of 16, and at least one token is computed."""
     return range(16, length, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What steps ask of a machine at least.
+
+    Attributes:
+        seconds: No machine of these rates does them faster.
+        flops: Operations.
+        num_bytes: Bytes read.
+        bound_by: "bytes" or "operations": which of the two takes up most of the seconds.
+    """
+
+    seconds: float
+    flops: float
+    num_bytes: float
+    bound_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunWork:
+    """Counts the work of steps that were really done, whatever was shared or computed again.
+
+    Attributes:
+        sizes: Of the model.
+        weight_bytes: That one step reads; codes where the weights are quantized.
+        has_windows: Attention is then left out, since it does not go over all earlier positions.
+    """
+
+    sizes: ModelSizes
+    weight_bytes: float
+    has_windows: bool = False
+
+    @classmethod
+    def of(cls, spec: ModelSpec, dtype: str, weight_bytes: int) -> RunWork:
+        """Of a loaded model; an embedding that is not the head is not read."""
+        sizes = ModelSizes.of(spec, dtype)
+        share = 1.0 if spec.tied_head else 1.0 - sizes.head / (sizes.body + 2 * sizes.head)
+        return cls(sizes, weight_bytes * share, any(window is not None for window in spec.windows))
+
+    def of_step(self, step: StepRecord) -> Work:
+        """Of one step."""
+        pairs, kv = (0, 0) if self.has_windows else (step.num_pairs, step.num_kv)
+        return Work(
+            body_flops=2.0 * self.sizes.body * step.num_tokens,
+            head_flops=2.0 * self.sizes.head * step.num_logits,
+            attention_flops=2.0 * self.sizes.attention * pairs,
+            weight_bytes=self.weight_bytes,
+            kv_bytes=float(self.sizes.item_bytes * self.sizes.kv * kv),
+        )
+
+    def least(self, steps: Sequence[StepRecord], bytes_per_s: float, flops_per_s: float | None) -> Least:
+        """Of steps one after the other; None: operations take no time."""
+        reading = computing = seconds = 0.0
+        total = Work()
+        for step in steps:
+            work = self.of_step(step)
+            total += work
+            read_s = work.num_bytes / bytes_per_s
+            compute_s = work.flops / flops_per_s if flops_per_s else 0.0
+            seconds += max(read_s, compute_s)
+            if read_s >= compute_s:
+                reading += read_s
+            else:
+                computing += compute_s
+        return Least(seconds, total.flops, total.num_bytes, "bytes" if reading >= computing else "operations")

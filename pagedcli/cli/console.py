@@ -143,6 +143,12 @@ def make_messages(*, verbose: bool, quiet: bool) -> Messages:
     return Messages(console, verbose, quiet)
 
 
+def result_console() -> Console:
+    """A console on stdout for tables that are results; 100 characters wide where nobody looks."""
+    is_terminal = sys.stdout.isatty()
+    return Console(highlight=False, emoji=False, markup=False, width=None if is_terminal else 100)
+
+
 def write_result(text: str) -> None:
     """Put a result on stdout at once; what its encoding lacks becomes a question mark."""
     encoding = sys.stdout.encoding or "utf-8"

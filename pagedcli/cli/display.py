@@ -160,7 +160,8 @@ def _label(text: str) -> Text:
     return Text(text.ljust(_LABEL_WIDTH), "bold")
 
 
-def _line(label: str, *parts: tuple[str, str] | Text | str) -> Text:
+def labelled(label: str, *parts: tuple[str, str] | Text | str) -> Text:
+    """A line of the display under its label."""
     text = Text.assemble(_label(label), *parts)
     text.no_wrap = True
     text.overflow = "ellipsis"
@@ -179,21 +180,21 @@ def _rows_line(view: View, width: int) -> Text:
     parts.append(f"   {duration(view.elapsed_s)}")
     if view.eta_s is not None:
         parts.append(f"   ETA {duration(view.eta_s)}")
-    return _line("rows", *parts)
+    return labelled("rows", *parts)
 
 
 def _requests_line(view: EngineView) -> Text:
     stats = view.stats
     waiting = f"{stats.num_waiting:,} waiting"
     why = f" ({view.waiting_for})" if view.waiting_for and stats.num_waiting else ""
-    return _line(
+    return labelled(
         "requests", f"{stats.num_running:,} running   {waiting}{why}   {stats.num_preemptions:,} preemptions"
     )
 
 
 def _tokens_line(view: EngineView) -> Text:
     stats = view.stats
-    return _line(
+    return labelled(
         "tokens/s",
         f"prompt {stats.prompt_tokens_per_s:,.0f}   generation {stats.generated_tokens_per_s:,.0f}"
         f"   prefix hits {percent(stats.prefix_hit_rate)}",
@@ -202,7 +203,7 @@ def _tokens_line(view: EngineView) -> Text:
 
 def _use_line(view: EngineView, width: int) -> Text:
     stats = view.stats
-    return _line(
+    return labelled(
         "pool",
         bar(stats.pool_use, min(30, width // 4), "green"),
         f" {percent(stats.pool_use)} of pages in use   KV use {percent(stats.kv_use)}",
@@ -212,7 +213,7 @@ def _use_line(view: EngineView, width: int) -> Text:
 def _executor_line(view: EngineView) -> Text:
     causes = idle_causes(view.stats.gap_seconds)
     idle = f"   of the idle time: {causes}" if causes else ""
-    return _line("executor", f"{percent(view.stats.executor_busy)} busy{idle}")
+    return labelled("executor", f"{percent(view.stats.executor_busy)} busy{idle}")
 
 
 def _map_lines(view: EngineView, width: int) -> list[Text]:
@@ -221,7 +222,7 @@ def _map_lines(view: EngineView, width: int) -> list[Text]:
     lines = []
     for start in range(0, len(states), columns):
         cells = [(_GLYPHS[state], _STYLES[state]) for state in states[start : start + columns]]
-        lines.append(_line("pages" if start == 0 else "", *cells))
+        lines.append(labelled("pages" if start == 0 else "", *cells))
     return lines
 
 
@@ -232,14 +233,16 @@ def _legend(view: EngineView, width: int) -> Text:
     size = pages_per_cell(len(view.blocks), max(10, width - _LABEL_WIDTH) * MAP_ROWS)
     if size > 1:
         parts.append((f"{size:,} a cell", "dim"))
-    return _line("", *parts)
+    return labelled("", *parts)
 
 
-def _title(text: str) -> Text:
+def heading(text: str) -> Text:
+    """The first line of a display."""
     return Text(text, "bold cyan", no_wrap=True, overflow="ellipsis")
 
 
-def _engine_lines(view: EngineView, width: int) -> list[Text]:
+def engine_lines(view: EngineView, width: int) -> list[Text]:
+    """What every display shows of the engine: requests, rates, why it idles, and every page."""
     return [
         _requests_line(view),
         _tokens_line(view),
@@ -252,7 +255,7 @@ def _engine_lines(view: EngineView, width: int) -> list[Text]:
 
 def render(view: View, width: int) -> Group:
     """The live display of a run, `width` columns wide."""
-    return Group(_title(view.title), _rows_line(view, width), *_engine_lines(view, width))
+    return Group(heading(view.title), _rows_line(view, width), *engine_lines(view, width))
 
 
 def _served_line(view: ServedView) -> Text:
@@ -262,13 +265,13 @@ def _served_line(view: ServedView) -> Text:
     parts: list[str | tuple[str, str]] = [f"{answered:,} answered   {stats.requests_aborted:,} aborted"]
     if refused:
         parts.append((f"   {refused:,} refused", "red"))
-    return _line("served", *parts, f"   up {duration(stats.uptime_s)}")
+    return labelled("served", *parts, f"   up {duration(stats.uptime_s)}")
 
 
 def render_served(view: ServedView, width: int) -> Group:
     """The live display of a server, `width` columns wide."""
     address = Text(view.address, no_wrap=True, overflow="ellipsis")
-    return Group(_title(view.title), address, _served_line(view), *_engine_lines(view, width))
+    return Group(heading(view.title), address, _served_line(view), *engine_lines(view, width))
 
 
 def plain_line(view: View) -> str:

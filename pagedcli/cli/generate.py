@@ -12,6 +12,7 @@ from pagedcli.cli.options import (
     SAMPLING_FLAGS,
     Assignments,
     ConfigFile,
+    NoConfig,
     Quiet,
     Verbose,
     refuse_unavailable,
@@ -53,6 +54,7 @@ def generate(
     overwrite: Annotated[bool, _option("--overwrite", text="Forget what OUT has and start anew")] = False,
     set_: Assignments = None,
     config: ConfigFile = None,
+    no_config: NoConfig = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     flags: dict[str, Value],
@@ -74,6 +76,7 @@ def generate(
         return_token_ids=return_token_ids,
         retry_errors=retry_errors,
         overwrite=overwrite,
+        no_config=no_config,
         verbose=verbose,
         quiet=quiet,
     )

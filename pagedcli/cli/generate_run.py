@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagedcli.cli.config_note import say_config
 from pagedcli.cli.console import make_messages
 from pagedcli.cli.row_fields import make_params
 from pagedcli.config import ServeConfig
@@ -30,6 +31,7 @@ class GenerateOptions:
     overwrite: bool
     verbose: bool
     quiet: bool
+    no_config: bool = False
 
 
 def run_generate(
@@ -47,10 +49,12 @@ def run_generate(
         flags=flags,
         # One paged.toml serves all commands: what is not for this one is known and left alone.
         extra_sections={"sampling": SamplingParams, "serve": ServeConfig},
+        read_folder_file=not options.no_config,
     )
     sampling = settings.extra["sampling"]
     _check_sampling(sampling, settings)
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
+    say_config(settings, messages)
     if options.chat or (options.prompt is not None and options.output is None):
         from pagedcli.cli.chat import answer_prompt, converse
 

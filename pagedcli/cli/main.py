@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from pagedcli.cli.bench import bench_app
 from pagedcli.cli.doctor import doctor
 from pagedcli.cli.generate import generate
 from pagedcli.cli.help import GroupedCommand
@@ -58,6 +59,7 @@ app = typer.Typer(
 app.command(cls=GroupedCommand)(generate)
 app.command(cls=ServeCommand)(serve)
 app.command(cls=GroupedCommand)(quantize)
+app.add_typer(bench_app)
 app.command(cls=GroupedCommand)(doctor)
 
 

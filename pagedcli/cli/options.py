@@ -289,6 +289,10 @@ ConfigFile = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="TOML file with settings", rich_help_panel=OTHER),
 ]
+NoConfig = Annotated[
+    bool,
+    typer.Option("--no-config", help="Leave the paged.toml of this folder unread", rich_help_panel=OTHER),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(

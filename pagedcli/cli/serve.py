@@ -14,6 +14,7 @@ from pagedcli.cli.options import (
     Assignments,
     ConfigFile,
     Flag,
+    NoConfig,
     Quiet,
     Verbose,
     refuse_unavailable,
@@ -79,6 +80,7 @@ def serve(
     ] = None,
     set_: Assignments = None,
     config: ConfigFile = None,
+    no_config: NoConfig = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     flags: dict[str, Value],
@@ -91,6 +93,11 @@ def serve(
     from pagedcli.cli.serve_run import ServeOptions, run_serve
 
     options = ServeOptions(
-        model=model, live=live, api_keys=tuple(api_key or ()), verbose=verbose, quiet=quiet
+        model=model,
+        live=live,
+        api_keys=tuple(api_key or ()),
+        verbose=verbose,
+        quiet=quiet,
+        no_config=no_config,
     )
     run_serve(options, refuse_unavailable(flags), assignments=set_ or [], config_file=config)

@@ -17,6 +17,7 @@ from pagedcli.api.async_llm import AsyncLLM
 from pagedcli.api.build import Engine
 from pagedcli.api.defaults import model_defaults
 from pagedcli.cli import engine_access
+from pagedcli.cli.config_note import say_config
 from pagedcli.cli.console import Messages, make_messages, set_up_access_log
 from pagedcli.cli.serve_live import ServeMonitor
 from pagedcli.config import EngineConfig, ServeConfig
@@ -42,6 +43,7 @@ class ServeOptions:
     api_keys: tuple[str, ...]
     verbose: bool
     quiet: bool
+    no_config: bool = False
 
 
 def run_serve(
@@ -57,12 +59,14 @@ def run_serve(
         assignments=assignments,
         flags=_with_model(options.model, flags),
         extra_sections={"sampling": SamplingParams, "serve": ServeConfig},
+        read_folder_file=not options.no_config,
     )
     config = build_section("serve", ServeConfig, settings.given)
     sampling = settings.extra["sampling"]
     _check_sampling(Defaults({}, sampling), settings)
     tls = _tls(config)
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
+    say_config(settings, messages)
     set_up_access_log(messages.console, is_live=options.live, quiet=options.quiet)
     keys = read_keys(config.api_key_file, options.api_keys, os.environ)
     _warn(config, options, keys, messages)

@@ -15,8 +15,9 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -144,6 +145,12 @@ class EngineThread:
         """Take back `on_turn`."""
         with self._condition:
             self._turn_hooks = [known for known in self._turn_hooks if known != hook]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Have all requests that are added in this context reach the engine in one turn."""
+        with self._condition:
+            yield
 
     def add(self, spec: RequestSpec, sink: Sink) -> str:
         """Tokenize a request here, check it, and hand it to the engine.

@@ -7,6 +7,7 @@ step. Outside `record` the step's ops have nothing to write into, which is asser
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
@@ -93,6 +94,12 @@ class NativeOps:
         self._activation = {"": dtype, "bf16": "bfloat16"}.get(activation, activation)
         self._recording: Program | None = None
         self._converters = ThreadPoolExecutor(threads, "paged-convert")
+
+    def with_threads(self, threads: int, cpus: Sequence[int] = ()) -> NativeOps:
+        """The same packed weights, computed with by other threads."""
+        other = copy.copy(self)
+        other.runtime = Runtime(threads, cpus=cpus, isa=self.runtime.isa)
+        return other
 
     @property
     def device(self) -> str:

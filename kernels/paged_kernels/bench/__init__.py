@@ -1,1 +1,1 @@
-"""Microbenchmarks of the native kernels: `python -m paged_kernels.bench`."""
+"""The kernels alone on models' shapes, checked and timed by worker processes; `paged bench kernels` asks them."""

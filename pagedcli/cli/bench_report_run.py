@@ -1,0 +1,23 @@
+"""What `paged bench report` does: read, show, write. May import everything below `cli`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagedcli.bench.report.console import print_document
+from pagedcli.bench.report.files import check_outputs, read_results, write_reports
+from pagedcli.cli.console import result_console
+
+
+def run_report(file: str, *, markdown_file: str | None, html_file: str | None, quiet: bool) -> int:
+    """Run the command; its exit code.
+
+    Raises:
+        ConfigError: FILE is no benchmark's, or a report cannot be written.
+        MissingDependencyError: `--html` without matplotlib.
+    """
+    check_outputs(markdown_file, html=html_file)
+    document = write_reports(read_results(Path(file)), markdown_file=markdown_file, html_file=html_file)
+    if not quiet:
+        print_document(document, result_console())
+    return 0
