@@ -109,7 +109,7 @@ class Bench:
         start, cpu = time.perf_counter(), time.process_time()
         with tempfile.TemporaryDirectory() as work:
             found = quantize_layers(self.checkpoint, plan, samples, Path(work), threads=threads)
-            write_checkpoint(folder, self.checkpoint, plan, _target(options), found)
+            write_checkpoint(folder, self.checkpoint, plan, target_of(options), found)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
         self._put(open_checkpoint(folder))
         return self._row(name, f"paged {__version__}", seed, seconds, cpu_seconds)
@@ -147,7 +147,8 @@ class Bench:
         )
 
 
-def _target(options: QuantizeOptions) -> Target:
+def target_of(options: QuantizeOptions) -> Target:
+    """The format that a method's result is written in."""
     if options.method == "awq":
         return "autoawq"
     return "gptq" if options.symmetric else "gptq_v2"
