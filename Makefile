@@ -8,7 +8,7 @@ TOOLS = build/tools
 export PATH := $(PATH):$(CURDIR)/$(TOOLS)/bin
 C_FILES = $(wildcard kernels/*/*.[ch] kernels/*/*.[ch]pp kernels/*/*/*.[ch] kernels/*/*/*.[ch]pp)
 
-.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-reports bench-cpu bench-kernels bench-serve interop wheel wheel-check native native-sanitize native-arm clean
+.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-reports bench-cpu bench-kernels bench-quant bench-serve interop quality cuda-proof wheel wheel-check native native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -72,8 +72,19 @@ soak: $(STAMP)   ## the server under 64 clients for two minutes
 gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTHON), needs no network
 	$(PYTHON) tools/gpu_check.py
 
+cuda-proof: $(STAMP)  ## the CUDA kernels without a GPU: emulated, sanitized, planted faults, machine code; ARGS="--only bugs" and so on
+	$(BIN)/python tools/cuda_proof.py $(ARGS)
+
 interop: $(STAMP)  ## other packages read what paged writes, each in an environment of its own; writes build/interop.json
 	$(BIN)/python tools/interop/read_ours.py
+
+quality: $(STAMP)  ## quantizers of ours and of other packages on the same text, then a whole model in all formats; MODEL=FOLDER CALIBRATION=FILE TEXT=FILE
+	$(BIN)/python tools/interop/quality.py $(MODEL) --calibration $(CALIBRATION) --text $(TEXT) --work build/quality --json docs/data/quantizers.json
+	$(BIN)/python tools/interop/whole_model.py build/quality
+	$(BIN)/python tools/interop/speed.py $(MODEL) --calibration $(CALIBRATION) --work build/quality-speed --json docs/data/quantizer-speed.json \
+		--only paged-gptq-sym llm-compressor-gptq-sym auto-gptq-gptq-sym gptqmodel-gptq-sym
+	$(BIN)/python tools/interop/speed.py $(MODEL) --calibration $(CALIBRATION) --work build/quality-speed --json build/quantizer-speed-awq.json \
+		--layers 1 --only paged-awq-asym autoawq-awq-asym llm-compressor-awq-asym gptqmodel-awq-asym
 
 bench: $(STAMP)  ## what paging, batching and quantization bring; ARGS="-m MODEL --awq DIR --short" and so on; writes build/compare.*
 	mkdir -p build
@@ -85,6 +96,10 @@ bench-reports: $(STAMP)  ## all reports of docs/benchmarks; ORIGINAL, AWQ and GP
 bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where installed, other engines; writes build/bench-cpu.json
 	mkdir -p build
 	$(BIN)/python -m pagedcli.bench.cpu --peers ../shared/peers --json build/bench-cpu.json --roofline build/roofline.svg
+
+bench-quant: $(STAMP)  ## a quantized model beside its original and the bytes it reads; ORIGINAL=FOLDER QUANTIZED=FOLDER; writes build/bench-quant.json
+	mkdir -p build
+	$(BIN)/python -m pagedcli.bench.quantized $(ORIGINAL) $(QUANTIZED) --json build/bench-quant.json
 
 bench-serve: $(STAMP)  ## what HTTP costs, and latencies at fixed rates; PEERS='--peer "NAME=COMMAND --port {port}"' adds servers; writes build/bench-serve.json
 	mkdir -p build

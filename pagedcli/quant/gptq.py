@@ -4,9 +4,9 @@ After E. Frantar, S. Ashkboos, T. Hoefler, D. Alistarh, "GPTQ: Accurate Post-Tra
 Pre-trained Transformers" (2022, arXiv:2210.17323). Imports torch; computes in the dtype of the weights.
 
 Weights lie as [in, out], a feature's weights side by side. With U the upper factor of the inverse Hessian
-(H^-1 = U^T U), feature i is rounded and its error e = (w_i - q_i) / U_ii is taken from the later ones:
-w_j -= U_ij * e. Errors reach the features of the same strip at once, those of the same block after the strip, all
-others after the block: the same sums in larger products.
+(H^-1 = U^T U), feature i is rounded and its error e = w_i - q_i is taken from the later ones:
+w_j -= e * U_ij / U_ii. Errors reach the features of the same strip at once, those of the same block after the strip,
+all others after the block: the same sums in larger products.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Factor:
 
 
 def factorize(gram: Tensor, damp: float, *, by_activation: bool) -> Factor | None:
-    """Factor the inverse of a Gram matrix; computed in float64.
+    """Factor the inverse of a Gram matrix, in its dtype; in float64 where that is not enough.
 
     Damping is raised tenfold until it works; None if it does not work below 1.
 
@@ -50,7 +50,7 @@ def factorize(gram: Tensor, damp: float, *, by_activation: bool) -> Factor | Non
         damp: Part of the diagonal's mean that is added to the diagonal.
         by_activation: Work on the features with the largest activations first, else in their order.
     """
-    hessian = gram.double()
+    hessian = gram.clone()
     diagonal = hessian.diagonal()
     mean = float(diagonal.mean())
     # A feature that is always 0 has no influence; a diagonal of its own keeps it out of the others' way.
@@ -61,6 +61,8 @@ def factorize(gram: Tensor, damp: float, *, by_activation: bool) -> Factor | Non
         hessian = hessian[order][:, order]
     while damp <= _MOST_DAMP:
         upper = _inverse_factor(hessian, damp * mean)
+        if upper is None:
+            upper = _inverse_factor(hessian.double(), damp * mean)
         if upper is not None:
             return Factor(upper.to(gram.dtype), order, damp)
         damp = max(damp * _STEP, _FIRST_DAMP)
@@ -129,6 +131,7 @@ def round_weights(weights: Tensor, factor: Factor, plan: GroupPlan, kind: GridKi
     if plan.moving:
         groups = torch.arange(len(order)) // plan.size
     grids = _Grids(state, groups, importance, plan, kind)
+    unit = factor.upper / factor.upper.diagonal().unsqueeze(1)
     codes = torch.empty(state.shape, dtype=torch.uint8)
     for first in range(0, len(order), BLOCK):
         last = min(first + BLOCK, len(order))
@@ -136,28 +139,27 @@ def round_weights(weights: Tensor, factor: Factor, plan: GroupPlan, kind: GridKi
         for start in range(first, last, STRIP):
             end = min(start + STRIP, last)
             strip = errors[start - first : end - first]
-            _round_strip(state, codes, strip, factor.upper, grids, start, end)
-            state[end:last].addmm_(factor.upper[start:end, end:last].T, strip, alpha=-1)
-        state[last:].addmm_(factor.upper[first:last, last:].T, errors, alpha=-1)
+            _round_strip(state, codes, strip, unit, grids, start, end)
+            state[end:last].addmm_(unit[start:end, end:last].T, strip, alpha=-1)
+        state[last:].addmm_(unit[first:last, last:].T, errors, alpha=-1)
     back = torch.argsort(order)
     in_order = bool((groups[back] == torch.arange(len(order)) // plan.size).all())
     return Rounded(codes[back].T.contiguous(), grids.joined(), None if in_order else groups[back].int())
 
 
 def _round_strip(
-    state: Tensor, codes: Tensor, errors: Tensor, upper: Tensor, grids: _Grids, start: int, end: int
+    state: Tensor, codes: Tensor, errors: Tensor, unit: Tensor, grids: _Grids, start: int, end: int
 ) -> None:
-    """Features `start` to `end` - 1, one after the other."""
-    diagonal = upper.diagonal()[start:end].tolist()
-    for index, pivot in zip(range(start, end), diagonal, strict=True):
-        grid = grids.at(index)
-        weights = state[index]
-        code = grid.encode(weights, grids.kind)
-        codes[index] = code
-        error = torch.sub(weights, code.sub_(grid.zeros).mul_(grid.scales), out=errors[index - start])
-        error.div_(pivot)
+    """Features `start` to `end` - 1, one after the other; few operations each, as a feature's weights are short."""
+    steps = []
+    for index in range(start, end):
+        grid, weights = grids.at(index), state[index]
+        taken = grid.steps(weights, grids.kind)
+        steps.append(taken + grid.zeros)
+        error = torch.addcmul(weights, taken, grid.scales, value=-1, out=errors[index - start])
         if index + 1 < end:
-            state[index + 1 : end].addr_(upper[index, index + 1 : end], error, alpha=-1)
+            state[index + 1 : end].addr_(unit[index, index + 1 : end], error, alpha=-1)
+    codes[start:end] = torch.stack(steps)
 
 
 class _Grids:

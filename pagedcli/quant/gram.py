@@ -6,8 +6,10 @@ Imports torch. The error of a linear's output is a quadratic form of the error o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +41,24 @@ class InputStatistics:
         return (total / self.rows).to(self.gram.dtype)
 
 
+@contextmanager
+def rounded_products(dtype: torch.dtype) -> Iterator[None]:
+    """Let float32 products of matrices round what they multiply to bfloat16, if that is `dtype`; sums stay float32.
+
+    A Gram matrix of rounded inputs is still one: no eigenvalue turns negative.
+    """
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # newer than the oldest torch that will do
+    if dtype is not torch.bfloat16 or not hasattr(matmul, "fp32_precision"):
+        yield
+        return
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
 def measure(samples: Sequence[Tensor], workers: Workers) -> InputStatistics:
     """Statistics of samples [rows, in] each, in their dtype."""
     features = samples[0].shape[1]
@@ -49,7 +69,7 @@ def measure(samples: Sequence[Tensor], workers: Workers) -> InputStatistics:
         # Half of it, tile by tile; the samples are added in their order.
         out = gram[columns, columns.start :]
         for sample in samples:
-            out.addmm_(sample[:, columns].T, sample[:, columns.start :])
+            out.addmm_(sample[:, columns].T.contiguous(), sample[:, columns.start :])
         out.div_(rows)
         tile = gram[columns, columns]
         tile.copy_(tile.triu() + tile.triu(1).T)

@@ -40,6 +40,11 @@ class GridKind:
         """The largest code."""
         return int(2**self.bits - 1)
 
+    @property
+    def middle(self) -> int:
+        """The zero point of symmetric grids."""
+        return int(2 ** (self.bits - 1))
+
     def round_scales(self, scales: Tensor) -> Tensor:
         """Scales as stored, in their own dtype; what would round to 0 is the least positive number instead."""
         rounded = scales.to(_SCALE_DTYPES[self.scale_dtype]).to(scales.dtype)
@@ -66,9 +71,17 @@ class Grid:
         """Weights of codes."""
         return (codes - self.zeros).mul_(self.scales)
 
+    def steps(self, weights: Tensor, kind: GridKind) -> Tensor:
+        """Codes less their zero points, of weights that broadcast with the scales: from -zero to top - zero."""
+        steps = weights.div(self.scales).round_()
+        if kind.symmetric:
+            middle = kind.middle
+            return steps.clamp_(-middle, kind.top - middle)
+        return steps.clamp_(-self.zeros, kind.top - self.zeros)
+
     def nearest(self, weights: Tensor, kind: GridKind) -> Tensor:
         """Weights moved onto the grid."""
-        return self.encode(weights, kind).sub_(self.zeros).mul_(self.scales)
+        return self.steps(weights, kind).mul_(self.scales)
 
 
 def grid_of_range(low: Tensor, high: Tensor, kind: GridKind) -> Grid:
@@ -79,7 +92,7 @@ def grid_of_range(low: Tensor, high: Tensor, kind: GridKind) -> Grid:
     scales = (high - low).div_(kind.top)
     scales = kind.round_scales(torch.where(scales > 0, scales, 1.0))
     if kind.symmetric:
-        return Grid(scales, torch.full_like(scales, (kind.top + 1) // 2))
+        return Grid(scales, torch.full_like(scales, kind.middle))
     return Grid(scales, torch.round(-low / scales).clamp_(0, kind.top))
 
 

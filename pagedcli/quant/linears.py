@@ -17,7 +17,7 @@ from pagedcli.checkpoint.quant_tensor import QuantTensor
 from pagedcli.errors import CheckpointError
 from pagedcli.ops.weights import FusedLinear
 from pagedcli.quant import awq, gptq
-from pagedcli.quant.gram import InputStatistics, measure, output_error
+from pagedcli.quant.gram import InputStatistics, measure, output_error, rounded_products
 from pagedcli.quant.grid import Grid, GridKind, full_grid
 from pagedcli.quant.options import Floats, LinearRecord, PlannedLinear, QuantizeOptions
 from pagedcli.quant.source import Source
@@ -60,6 +60,7 @@ class LayerQuantizer:
         planned: By the name of the first part.
         workers: Compute.
         finished: Told of each linear: its parts, and the error of its output or None.
+        products: What statistics multiply in, `stream.product_dtype`; they add in float32.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class LayerQuantizer:
         planned: Mapping[str, PlannedLinear],
         workers: Workers,
         finished: Callable[[str, float | None], None],
+        products: torch.dtype = torch.float32,
     ) -> None:
         self._source, self._options, self._planned = source, options, planned
-        self._workers, self._finished = workers, finished
+        self._workers, self._finished, self._products = workers, finished, products
         self._kind = GridKind(options.bits, options.symmetric, options.scale_dtype)
         self.tensors: dict[str, QuantTensor] = {}
         self.dense: dict[str, Floats] = {}
@@ -110,7 +112,8 @@ class LayerQuantizer:
         self._finished(" + ".join(plan.names), None)
 
     def _measure(self, plan: PlannedLinear, inputs: list[Tensor]) -> InputStatistics:
-        statistics = measure(inputs, self._workers)
+        with rounded_products(self._products):
+            statistics = measure(inputs, self._workers)
         if not bool(torch.isfinite(statistics.gram.sum())):
             raise CheckpointError(
                 f"{plan.names[0]}: its inputs on the calibration text are infinite or NaN: the model does not work "
@@ -224,8 +227,9 @@ class LayerQuantizer:
             difference = effective[rows] - dense[rows]
             error = None
             if statistics is not None:
-                wrong = output_error(difference, statistics.gram, self._workers)
-                whole = output_error(dense[rows], statistics.gram, self._workers)
+                with rounded_products(self._products):
+                    wrong = output_error(difference, statistics.gram, self._workers)
+                    whole = output_error(dense[rows], statistics.gram, self._workers)
                 fused_error, fused_size = fused_error + wrong, fused_size + whole
                 error = _relative(wrong, whole)
             weight_error = _relative(_squares(difference), _squares(dense[rows]))

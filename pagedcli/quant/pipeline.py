@@ -33,9 +33,9 @@ from pagedcli.quant.options import LayerResult, Progress, QuantizeEvent, Quantiz
 from pagedcli.quant.source import Source, check_finite
 from pagedcli.quant.stream import CalibrationOps, Stream, embedded, product_dtype
 from pagedcli.quant.work import WorkFolder, open_work
-from pagedcli.quant.workers import workers
+from pagedcli.quant.workers import Workers, workers
 
-FORMAT = 1
+FORMAT = 2
 """Of the work folder and of everything that decides bytes; raised when either changes."""
 
 Samples = Sequence[Sequence[int]] | np.ndarray[Any, np.dtype[np.int64]]
@@ -150,21 +150,23 @@ class _Run:
 
         def make(index: int) -> tuple[LayerResult, list[Tensor]]:
             with workers(self.threads) as pool:
-                quantizer = self._quantizer(index, pool)
-                ops = CalibrationOps(source.tensor, quantizer.linear, pool, product_dtype(spec.dtype))
+                products = product_dtype(spec.dtype)
+                quantizer = self._quantizer(index, pool, products)
+                ops = CalibrationOps(source.tensor, quantizer.linear, pool, products)
                 hidden = _run_layer(decoder, index, ops, Stream(running.pop(), len(lengths)), rope).all(pool)
             running.append(hidden)
             return _result(index, quantizer), hidden
 
         return make
 
-    def _quantizer(self, index: int, pool: Any) -> LayerQuantizer:
+    def _quantizer(self, index: int, pool: Workers, products: torch.dtype = torch.float32) -> LayerQuantizer:
         planned = {linear.names[0]: linear for linear in self.plan.linears}
 
         def finished(names: str, error: float | None) -> None:
             self.report("linear", index, names, error)
 
-        return LayerQuantizer(Source(self.checkpoint), self.plan.options, planned, pool, finished)
+        options = self.plan.options
+        return LayerQuantizer(Source(self.checkpoint), options, planned, pool, finished, products)
 
 
 def _run_layer(decoder: Decoder, index: int, ops: CalibrationOps, x: Stream, rope: RopeTable) -> Stream:

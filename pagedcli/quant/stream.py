@@ -81,7 +81,7 @@ class CalibrationOps:
         vector: Reads a norm's weight by its full name, [size] float32.
         linear: Called once for each linear, in the model's order.
         workers: Compute the samples.
-        products: What linears are computed in, `product_dtype`; everything between them is float32.
+        products: What linears and attention are computed in, `product_dtype`; everything else is float32.
     """
 
     def __init__(
@@ -150,7 +150,11 @@ class CalibrationOps:
         self, q: Stream, shape: AttentionShape, batch: ForwardBatch, kv: KVCache, layer: int
     ) -> Stream:
         """As `Ops.attention`; every sample is a sequence of its own."""
-        return Stream(lambda index: _attention(q.at(index), shape), q.count, q.origin)
+
+        def sample(index: int) -> Tensor:
+            return _attention(q.at(index).to(self._products), shape).float()
+
+        return Stream(sample, q.count, q.origin)
 
     def gated(self, gate_up: Stream, activation: Activation) -> Stream:
         """As `Ops.gated`."""

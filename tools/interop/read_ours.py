@@ -3,17 +3,13 @@
     python tools/interop/read_ours.py [--only NAME ...] [--json FILE]
 
 A small random model is written in every format and option; each package reads what it should be able to read, and what
-it makes of it is compared with the weights that the codes mean. Environments are made once in build/interop from
-configs/interop/NAME.txt or configs/backends/NAME.txt; PAGED_INTEROP_PYTHON_NAME (upper case, _ for -) names the Python
-of one that is there already.
+it makes of it is compared with the weights that the codes mean. whole_model.py does the same with a whole model.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -23,13 +19,14 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "kernels")]
+
+from judging import try_package  # noqa: E402
 
 from pagedcli.checkpoint.quant_tensor import QuantTensor  # noqa: E402
 from pagedcli.checkpoint.quant_writer import Target, WriteSettings, write_quantized  # noqa: E402
 from pagedcli.checkpoint.sources import open_checkpoint  # noqa: E402
 from tests.fixtures_checkpoints import write_tiny_checkpoint  # noqa: E402
-from tests.quant_logits import IDS, reference_logits  # noqa: E402
 from tests.quant_support import quantize  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -39,7 +36,6 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 2048,
 }
-TIMEOUT_S = 900
 
 
 @dataclass(frozen=True)
@@ -95,8 +91,6 @@ READS = {
     "transformers": (*AWQ, *GPTQ, *COMPRESSED),
     "vllm": (*AWQ, *GPTQ, *COMPRESSED),
 }
-# transformers reads these formats by other packages, which are in their environment.
-ENVIRONMENTS = {"transformers": "gptqmodel", "compressed-tensors": "llm-compressor"}
 
 
 def write(variant: Variant, folder: Path) -> dict[str, np.ndarray]:
@@ -133,66 +127,10 @@ def write(variant: Variant, folder: Path) -> dict[str, np.ndarray]:
     return meant
 
 
-def judge(found: dict[str, np.ndarray], config: dict[str, Any], meant: dict[str, np.ndarray]) -> str:
-    """Whether what was found is "equal", "close" or "WRONG", with the worst difference."""
-    if "logits" not in found and "logprobs" not in found:
-        wanted = {name for name in meant if name.endswith("_proj.weight")} & set(found)
-        worst = max(
-            float(np.abs(found[name] - meant[name]).max() / np.abs(meant[name]).max()) for name in wanted
-        )
-        return "equal" if worst < 1e-6 else f"close ({worst:.1e})" if worst < 2e-3 else f"WRONG ({worst:.1e})"
-    logits = reference_logits(config, meant)
-    if "logits" in found:
-        worst = float(np.abs(found["logits"] - logits).max() / np.abs(logits).max())
-        return f"close ({worst:.1e})" if worst < 2e-2 else f"WRONG ({worst:.1e})"
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    logprobs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    worst = float(np.abs(found["logprobs"] - logprobs[np.arange(len(IDS) - 1), IDS[1:]]).max())
-    return f"close ({worst:.1e} nats)" if worst < 0.1 else f"WRONG ({worst:.1e} nats)"
-
-
-def python_of(package: str) -> str:
-    """The Python of a package's environment, which is made if it is not there."""
-    name = ENVIRONMENTS.get(package, package)
-    given = os.environ.get(f"PAGED_INTEROP_PYTHON_{name.upper().replace('-', '_')}")
-    if given:
-        return given
-    home = ROOT / "build" / "interop" / name
-    python = home / "bin" / "python"
-    if not (home / "complete").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        files = [ROOT / "configs" / part / f"{name}.txt" for part in ("interop", "backends")]
-        requirements = next(file for file in files if file.exists())
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)], check=True)
-        (home / "complete").touch()
-    return str(python)
-
-
 def try_one(package: str, variant: Variant, work: Path) -> tuple[str, str]:
     """(version, outcome) of one cell."""
     folder = work / variant.name
-    meant = write(variant, folder)
-    out = work / f"{package}-{variant.name}.npz"
-    command = [
-        python_of(package),
-        str(ROOT / "tools" / "interop" / "peer.py"),
-        package,
-        str(folder),
-        str(out),
-    ]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    run = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
-    )
-    if not out.exists():
-        lines = [
-            line for line in (run.stderr + run.stdout).splitlines() if "Error" in line or "error" in line
-        ]
-        return package, "refused: " + (lines[-1].strip()[:160] if lines else f"exit code {run.returncode}")
-    found = dict(np.load(out))
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("quantization_config")
-    return str(found.pop("version")), judge(found, config, meant)
+    return try_package(package, folder, work / f"{package}-{variant.name}.npz", write(variant, folder))
 
 
 def main() -> int:

@@ -65,6 +65,9 @@ inline int64_t tile_width(const Grid& grid) {
     return common % 64 == 0 ? 64 : common % 32 == 0 ? 32 : 16;
 }
 
+// Bytes ahead of codes that are unpacked.
+constexpr int64_t PANEL_AHEAD = 2048;
+
 // Codes of 4 bits as bytes, [depth / 4][16][4], less their zero points if these are whole numbers.
 inline void unpack_codes(const PagedQuantizedWeight& w, const Grid& grid, const Column& column, int8_t* to) {
     for (int64_t g = 0; g < grid.groups; g++) {
@@ -75,6 +78,7 @@ inline void unpack_codes(const PagedQuantizedWeight& w, const Grid& grid, const 
         }
         for (int64_t k = g * grid.group; k < least(grid.depth, (g + 1) * grid.group); k += 8) {
             const I16 line = load_words(column.codes + 8 * k);
+            __builtin_prefetch(column.codes + 8 * k + PANEL_AHEAD);
             _mm512_storeu_si512(to + 16 * k, _mm512_sub_epi8(low_nibbles(line).v, zeros));
             _mm512_storeu_si512(to + 16 * k + 64, _mm512_sub_epi8(high_nibbles(line).v, zeros));
         }

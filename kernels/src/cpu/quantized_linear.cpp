@@ -23,7 +23,7 @@ constexpr int64_t FEW_CLAIMS = 12;
 
 #if defined(PAGED_HAS_AMX)
 constexpr int64_t INT8_GROUP_ROWS = 256;
-constexpr int64_t FEW_FOR_TILES = 4;  // so many rows and fewer are faster without tiles
+constexpr int64_t FEW_FOR_TILES = 2 * CODE_ROWS;  // so many rows and fewer are faster without tiles
 constexpr int TILE_BLOCKS = 16;
 constexpr int64_t PANEL_BYTES = 400 << 10;
 #else

@@ -3,7 +3,7 @@
     python run_auto_gptq.py TASK.json
 
 The task has source, output, bits, group_size, sym, desc_act, damp, threads and samples (token ids). Progress goes to
-stdout, a JSON line each.
+stdout, a JSON line each, and in the end the seconds that quantizing took.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,15 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(task["threads"])
     do_without_cuda()
-    print(json.dumps({"version": f"auto-gptq {importlib.metadata.version('auto-gptq')}"}), flush=True)
+    version = f"auto-gptq {importlib.metadata.version('auto-gptq')}"
+    print(json.dumps({"version": version}), flush=True)
     model = load(task)
     report_layers(model.model.config.num_hidden_layers)
     rows = [torch.tensor([ids]) for ids in task["samples"]]
+    wall, cpu = time.perf_counter(), time.process_time()
     model.quantize([{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in rows])
+    spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    print(json.dumps({"version": version, **spent}), flush=True)
     model.save_quantized(task["output"], use_safetensors=True)
     return 0
 

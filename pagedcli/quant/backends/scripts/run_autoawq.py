@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,11 @@ def main() -> int:
     torch.set_num_threads(task["threads"])
     undo_aliasing()
     report_layers()
-    print(json.dumps({"version": f"autoawq {importlib.metadata.version('autoawq')}"}), flush=True)
+    version = f"autoawq {importlib.metadata.version('autoawq')}"
+    print(json.dumps({"version": version}), flush=True)
     model = AutoAWQForCausalLM.from_pretrained(task["source"], device_map="cpu", low_cpu_mem_usage=True)
     samples = task["samples"]
+    wall, cpu = time.perf_counter(), time.process_time()
     model.quantize(
         AutoTokenizer.from_pretrained(task["source"]),
         quant_config={"zero_point": True, "q_group_size": task["group_size"], "w_bit": 4, "version": "GEMM"},
@@ -77,6 +80,8 @@ def main() -> int:
         max_calib_seq_len=max(map(len, samples)),
         max_calib_samples=len(samples),
     )
+    spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    print(json.dumps({"version": version, **spent}), flush=True)
     model.save_quantized(task["output"])
     return 0
 
