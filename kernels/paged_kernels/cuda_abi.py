@@ -30,12 +30,46 @@ class PagedAttention(ctypes.Structure):
     )  # fmt: skip
 
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
+class PagedRope(ctypes.Structure):
+    """`PagedRope` of elementwise.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("qkv", "cos", "sin", "positions", "slots", "q_norm", "k_norm", "q", "keys", "values")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("num_rows", "num_heads", "num_kv_heads", "head_dim", "block_size", "dtype")
+        ),
+        ("eps", ctypes.c_float),
+    )  # fmt: skip
+
+
+class PagedCodes(ctypes.Structure):
+    """`PagedCodes` of w4a16.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "bias")),
+        *((name, ctypes.c_int32) for name in ("n", "k", "group", "dtype")),
+    )
+
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_CODES = ctypes.POINTER(PagedCodes)
 _SIGNATURES = {
     "paged_cuda_attention_decode": (ctypes.POINTER(PagedAttention), _POINTER, _INT, _INT, _POINTER),
     "paged_cuda_attention_prefill": (ctypes.POINTER(PagedAttention), _POINTER, _INT, _POINTER),
     "paged_cuda_attention_tile_rows": (_INT,),
+    "paged_cuda_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
+    "paged_cuda_rms_norm": (*(5 * (_POINTER,)), _INT, _INT, _FLOAT, _INT, _POINTER),
+    "paged_cuda_gated": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _POINTER),
+    "paged_cuda_add": (_POINTER, _POINTER, _POINTER, _LONG, _INT, _POINTER),
+    "paged_cuda_rope_kv_write": (ctypes.POINTER(PagedRope), _POINTER),
+    "paged_cuda_w4a16": (_CODES, _POINTER, _POINTER, _INT, _POINTER, _POINTER),
+    "paged_cuda_w4a16_scratch": (_CODES,),
+    "paged_cuda_w4a16_max_rows": (),
+    "paged_cuda_w4a16_dequantize": (_CODES, _POINTER, _POINTER),
+    "paged_cuda_columns": (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER),
 }
+_LONG_RESULTS = frozenset({"paged_cuda_w4a16_scratch"})
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -43,7 +77,8 @@ def load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, ctypes.c_int
+        function.argtypes = arguments
+        function.restype = ctypes.c_int64 if name in _LONG_RESULTS else ctypes.c_int
     return library
 
 

@@ -158,4 +158,13 @@ PAGED_DEVICE uint4 load_once(const uint4* address) {
 #endif
 }
 
+// 8 bytes that another block wrote: past the first cache.
+PAGED_DEVICE float2 load_fresh(const float2* address) {
+#ifdef PAGED_EMULATE
+    return *address;
+#else
+    return __ldcg(address);
+#endif
+}
+
 }  // namespace paged
