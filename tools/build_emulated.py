@@ -9,6 +9,7 @@ Prints the path of the library. Standard library only.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def compile_commands(headers: Path, folder: Path, sanitize: str, defines: list[s
 
 
 def build(folder: Path, *, sanitize: str = "", defines: list[str] | None = None) -> Path:
-    """The library, built anew.
+    """The library, built where sources are newer than it; of several processes one builds.
 
     Raises:
         FileNotFoundError: The toolkit's headers are not here.
@@ -58,13 +59,25 @@ def build(folder: Path, *, sanitize: str = "", defines: list[str] | None = None)
     if headers is None:
         raise FileNotFoundError("cuda_fp16.h: set CUDA_HOME to a CUDA toolkit")
     folder.mkdir(parents=True, exist_ok=True)
-    commands = compile_commands(headers, folder, sanitize, defines or [])
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda command: subprocess.run(command, check=True), commands))
     library = folder / "libpaged_emulated.so"
-    objects = [command[-1] for command in commands]
-    subprocess.run(["g++", "-shared", *SANITIZERS[sanitize], *objects, "-o", str(library)], check=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_current(library):
+            commands = compile_commands(headers, folder, sanitize, defines or [])
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(lambda command: subprocess.run(command, check=True), commands))
+            objects = [command[-1] for command in commands]
+            unfinished = library.with_suffix(".unfinished")
+            subprocess.run(["g++", "-shared", *SANITIZERS[sanitize], *objects, "-o", str(unfinished)], check=True)
+            unfinished.replace(library)
     return library
+
+
+def _is_current(library: Path) -> bool:
+    if not library.exists():
+        return False
+    sources = [Path(__file__), *EMULATION.iterdir(), *SOURCES.iterdir()]
+    return max(source.stat().st_mtime for source in sources) < library.stat().st_mtime
 
 
 def main() -> int:

@@ -114,14 +114,17 @@ class TorchOps:
         self, parts: Sequence[StoredPart], biases: Sequence[HostTensor] | None, shard: Shard
     ) -> FusedLinear:
         """Dequantized to the run's dtype, part by part: the reference, and what CUDA computes with."""
-        in_features = parts[0].shape[1]
-        names = tuple(LinearPart(part_name(part), part.shape[0]) for part in parts)
-        weight = torch.empty(
-            (sum(part.size for part in names), in_features), dtype=self._dtype, device=self._device
-        )
-        for rows, part in zip(torch.split(weight, [part.size for part in names]), parts, strict=True):
+        in_features, sizes = parts[0].shape[1], [part.shape[0] for part in parts]
+        weight = torch.empty((sum(sizes), in_features), dtype=self._dtype, device=self._device)
+        for rows, part in zip(torch.split(weight, sizes), parts, strict=True):
             rows.copy_(_part_values(part))
         bias = None if biases is None else self._load_joined(biases)
+        return self._fused(parts, in_features, shard, weight, bias)
+
+    def _fused(
+        self, parts: Sequence[StoredPart], in_features: int, shard: Shard, weight: Any, bias: Any = None
+    ) -> FusedLinear:
+        names = tuple(LinearPart(part_name(part), part.shape[0]) for part in parts)
         return FusedLinear(names, in_features, shard, "quantized", weight, bias)
 
     def tied_head(self, table: EmbeddingTable) -> FusedLinear:
