@@ -13,9 +13,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../src/cuda/attention.h"
-#include "../src/cuda/elementwise.h"
-#include "../src/cuda/w4a16.h"
+#include "attention.h"
+#include "elementwise.h"
+#include "runtime.h"
+#include "w4a16.h"
 
 namespace {
 
@@ -127,8 +128,20 @@ bool product() {
     }
     auto x = normal<T>(kRows * kK), bias = normal<T>(kN);
     const PagedCodes w{codes.get(), scales.get(), zeros.get(), bias.get(), kN, kK, kGroup, kDtype<T>};
-    Buffer<T> numbers(kN * kK);
-    if (paged_cuda_w4a16_dequantize(&w, numbers.get(), nullptr)) return false;
+    // As codes.cuh describes the layout, written down once more.
+    Buffer<T> numbers(kN * kK), dequantized(kN * kK);
+    for (int n = 0; n < kN; n++) {
+        for (int k = 0; k < kK; k++) {
+            const int lane = n % 8 * 4 + k % 64 / 16, word = k % 16 / 4;
+            const size_t at = ((static_cast<size_t>(k / 64) * (kN / 16) + n / 16) * 32 + lane) * 4 + word;
+            const int nibble = (n % 16 / 8) * 2 + k % 4 / 2 + 4 * (k % 2);
+            const double code = codes[at] >> (4 * nibble) & 15, bias = kDtype<T> ? 128 : 1024;
+            const size_t group = static_cast<size_t>(k / kGroup * kN + n);
+            numbers[n * kK + k] = rounded<T>((code - (number(zeros[group]) - bias)) * number(scales[group]));
+        }
+    }
+    if (paged_cuda_w4a16_dequantize(&w, dequantized.get(), nullptr)) return false;
+    if (std::memcmp(numbers.get(), dequantized.get(), sizeof(T) * numbers.size)) return false;
     Buffer<uint64_t> scratch(static_cast<size_t>(paged_cuda_w4a16_scratch(&w)) / 8);
     std::memset(scratch.get(), 0, scratch.size * 8);
     if (paged_cuda_w4a16(&w, y.get(), x.get(), kRows, scratch.get(), nullptr)) return false;
@@ -255,5 +268,6 @@ int main(int count, char** names) {
         std::fflush(stdout);
         wrong += !is_right;
     }
+    std::printf("bank conflicts: %llu\n", static_cast<unsigned long long>(emulation::counters().bank_conflicts));
     return wrong != 0;
 }

@@ -108,6 +108,7 @@ void copy_async(void* destination, const void* source, int bytes, int valid) {
     const auto addresses = reinterpret_cast<uintptr_t>(destination) | (valid ? reinterpret_cast<uintptr_t>(source) : 0);
     if (addresses & static_cast<uintptr_t>(bytes - 1)) fail("cp.async of %d bytes is misaligned", bytes);
     fiber->open.push_back({destination, source, bytes, valid});
+    spoil(fiber->open.back());
     counters().bytes_copied += static_cast<uint64_t>(valid);
 }
 

@@ -108,7 +108,9 @@ inline void release(void* address) {
     if (__tsan_release) __tsan_release(address);
 }
 
-// Moves bytes on behalf of the kernel; compiled with the kernel's sanitizers (copies.cpp).
+// Bytes touched on behalf of the kernel, compiled with its sanitizers (copies.cpp). A copy may land at any moment from
+// when it is issued until it is waited for: it spoils its destination at the first and brings the data at the last.
+void spoil(const Copy& copy);
 void apply(const Copy& copy);
 
 }  // namespace emulation

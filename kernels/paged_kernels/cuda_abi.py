@@ -21,26 +21,42 @@ class PagedAttention(ctypes.Structure):
     """`PagedAttention` of attention.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "keys", "values", "blocks", "row_start", "lengths", "out", "partial")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("q", "keys", "values", "blocks", "row_start", "lengths", "out", "partial")
+        ),
         *(
             (name, ctypes.c_int32)
-            for name in ("max_blocks", "block_size", "num_heads", "num_kv_heads", "head_dim", "dtype", "window", "split", "num_splits")
+            for name in (
+                "max_blocks",
+                "block_size",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "dtype",
+                "window",
+                "split",
+                "num_splits",
+            )
         ),
         ("scale", ctypes.c_float),
-    )  # fmt: skip
+    )
 
 
 class PagedRope(ctypes.Structure):
     """`PagedRope` of elementwise.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "cos", "sin", "positions", "slots", "q_norm", "k_norm", "q", "keys", "values")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("qkv", "cos", "sin", "positions", "slots", "q_norm", "k_norm", "q", "keys", "values")
+        ),
         *(
             (name, ctypes.c_int32)
             for name in ("num_rows", "num_heads", "num_kv_heads", "head_dim", "block_size", "dtype")
         ),
         ("eps", ctypes.c_float),
-    )  # fmt: skip
+    )
 
 
 class PagedCodes(ctypes.Structure):

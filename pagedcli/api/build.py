@@ -208,7 +208,7 @@ def _start(
         seed=secrets.randbits(32) if config.seed is None else config.seed,
         seed_drawn=config.seed is None,
         vocab_size=spec.vocab_size,
-        notes=run.notes + notes,
+        notes=run.notes + backend.notes + notes,
     )
     worker = backend.worker(
         num_blocks=num_pages,

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from pagedcli.cli.build_cuda import build_cuda
 from pagedcli.cli.doctor import doctor
 from pagedcli.cli.generate import generate
 from pagedcli.cli.help import GroupedCommand
@@ -41,6 +42,7 @@ app.command(cls=GroupedCommand)(generate)
 app.command(cls=ServeCommand)(serve)
 app.command(cls=GroupedCommand)(quantize)
 app.command(cls=GroupedCommand)(doctor)
+app.command(name="build-cuda", cls=GroupedCommand)(build_cuda)
 
 
 def _print_version(wanted: bool) -> None:

@@ -51,13 +51,17 @@ class CudaCodes:
         """Of each part."""
         return self.codes.shape[0] * cuda_pack.BLOCK_INPUTS
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of it all but the bias."""
+        held = (self.codes, self.scales, self.zeros, self.order)
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
     def abi(self, dtype: int) -> cuda_abi.PagedCodes:
         """For the kernels; `dtype` as in `cuda_abi.DTYPES`."""
         bias = None if self.bias is None else self.bias.data_ptr()
         addresses = (self.codes.data_ptr(), self.scales.data_ptr(), self.zeros.data_ptr(), bias)
-        return cuda_abi.PagedCodes(
-            *addresses, self.out_features, self.in_features, self.group_size, dtype
-        )
+        return cuda_abi.PagedCodes(*addresses, self.out_features, self.in_features, self.group_size, dtype)
 
 
 def all_quantized(parts: Sequence[StoredPart]) -> TypeGuard[Sequence[QuantizedPart]]:
@@ -89,7 +93,11 @@ def alike(parts: Sequence[QuantizedPart]) -> list[list[QuantizedPart]]:
     runs: list[list[QuantizedPart]] = []
     for part in parts:
         before = runs[-1][0] if runs else None
-        if before is not None and before.group_size == part.group_size and _same_order(before.g_idx, part.g_idx):
+        if (
+            before is not None
+            and before.group_size == part.group_size
+            and _same_order(before.g_idx, part.g_idx)
+        ):
             runs[-1].append(part)
         else:
             runs.append([part])
@@ -121,7 +129,9 @@ def make_codes(
 
     codes = np.concatenate([part.codes if order is None else part.codes[:, order] for part in parts])
     packed = torch.from_numpy(cuda_pack.pack_codes(codes).view(np.int32)).to(device)
-    zeros = along_outputs([np.asarray(part.zeros, dtype=np.float32) + cuda_pack.ZERO_BIAS[dtype] for part in parts])
+    zeros = along_outputs(
+        [np.asarray(part.zeros, dtype=np.float32) + cuda_pack.ZERO_BIAS[dtype] for part in parts]
+    )
     return CudaCodes(
         codes=packed,
         scales=along_outputs([part.scales for part in parts]),

@@ -22,6 +22,17 @@ from pagedcli.ops.protocol import Activation, AttentionShape, HeadNorms, OpRepor
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.ops.weights import EmbeddingTable, FusedLinear, HostTensor, RopeTable, Shard, StoredPart, Vector
 
+KERNELS = (
+    "embedding",
+    "rms_norm",
+    "add_rms_norm",
+    "rope_kv_write",
+    "attention",
+    "gated",
+    "add",
+    "logit_rows",
+)
+"""Ops that are kernels of ours whatever the weights are."""
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
 VECTOR = 8
 """Elements of a 16-byte load: features are multiples of it."""
@@ -69,6 +80,7 @@ class CudaOps(TorchOps):
         self._code = cuda_abi.DTYPES[dtype]
         self._max_positions = 0
         self._scratch = torch.zeros(0, dtype=torch.uint8, device=self._device)
+        self._replaced: dict[str, str] = {}
         self._dense_reasons: dict[str, int] = {}
         self._num_codes = 0
         on_gpu = self._device.type == "cuda"
@@ -76,12 +88,25 @@ class CudaOps(TorchOps):
             torch.cuda.get_device_properties(self._device).multi_processor_count if on_gpu else 1
         )
 
+    def replace(self, name: str, reason: str) -> None:
+        """Take torch's op in the place of a kernel, and say why.
+
+        Args:
+            name: Of the op, as in `report`.
+            reason: For people.
+        """
+        self._replaced[name] = reason
+        self.notes += (
+            f"torch's {name} is used instead of our CUDA kernel, which is not right here: {reason}",
+        )
+
     def report(self) -> dict[str, OpReport]:
         """The implementation that serves each op, by the op's name."""
         report = super().report()
         ours = OpReport("cuda", f"our kernels on {self._device}")
-        for name in ("embedding", "rms_norm", "add_rms_norm", "rope_kv_write", "attention", "gated", "add", "logit_rows"):
-            report[name] = ours
+        for name in KERNELS:
+            if name not in self._replaced:
+                report[name] = ours
         if self._num_codes:
             dense = "".join(f"; {count} dequantized: {why}" for why, count in self._dense_reasons.items())
             report["linear"] = OpReport(
@@ -101,7 +126,7 @@ class CudaOps(TorchOps):
         self, parts: Sequence[StoredPart], biases: Sequence[HostTensor] | None, shard: Shard
     ) -> FusedLinear:
         """As codes where the kernels take them, else dequantized."""
-        reason = why_not(parts)
+        reason = self._replaced.get("linear") or why_not(parts)
         if reason is not None or not all_quantized(parts):
             reason = reason or "a part is not quantized"
             self._dense_reasons[reason] = self._dense_reasons.get(reason, 0) + 1
@@ -115,6 +140,7 @@ class CudaOps(TorchOps):
             for run, of_run in zip(runs, biases_of, strict=True)
         )
         self._num_codes += 1
+        self.weight_bytes += sum(each.num_bytes for each in codes)
         needed = max(self._library.paged_cuda_w4a16_scratch(each.abi(self._code)) for each in codes)
         if needed > len(self._scratch):
             self._scratch = torch.zeros(needed, dtype=torch.uint8, device=self._device)
@@ -124,17 +150,19 @@ class CudaOps(TorchOps):
 
     def embedding(self, table: EmbeddingTable, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size]."""
-        if table.hidden_size % VECTOR:
+        if not self._takes_rows("embedding", table.hidden_size):
             return super().embedding(table, batch)
         return self._rows(table.data, batch.token_ids)
 
     def logit_rows(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """The rows of `batch.logit_rows`, in that order."""
-        return super().logit_rows(x, batch) if x.shape[1] % VECTOR else self._rows(x, batch.logit_rows)
+        if not self._takes_rows("embedding", x.shape[1]):
+            return super().logit_rows(x, batch)
+        return self._rows(x, batch.logit_rows)
 
     def rms_norm(self, x: Tensor, weight: Vector, eps: float) -> Tensor:
         """Computed in float32, rounded once."""
-        if x.shape[1] % VECTOR:
+        if not self._takes_rows("rms_norm", x.shape[1]):
             return super().rms_norm(x, weight, eps)
         out = torch.empty_like(x)
         self._norm(out, None, x, None, weight, eps)
@@ -142,7 +170,7 @@ class CudaOps(TorchOps):
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Vector, eps: float) -> tuple[Tensor, Tensor]:
         """(norm of the sum, the sum), the sum in the place of `residual`."""
-        if x.shape[1] % VECTOR:
+        if not self._takes_rows("add_rms_norm", x.shape[1]):
             return super().add_rms_norm(x, residual, weight, eps)
         out = torch.empty_like(x)
         self._norm(out, residual, x, residual, weight, eps)
@@ -150,7 +178,7 @@ class CudaOps(TorchOps):
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """The sum, in the place of `residual`."""
-        if x.numel() % VECTOR:
+        if not self._takes_rows("add", x.shape[1]):
             return super().add(x, residual)
         self._call("add", _address(residual), _address(x), _address(residual), x.numel(), self._code)
         return residual
@@ -158,11 +186,17 @@ class CudaOps(TorchOps):
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """activation(first half) * second half, [rows, features / 2]."""
         rows, features = gate_up.shape[0], gate_up.shape[1] // 2
-        if features % VECTOR:
+        if not self._takes_rows("gated", features):
             return super().gated(gate_up, activation)
         out = gate_up.new_empty(rows, features)
         self._call(
-            "gated", _address(out), _address(gate_up), rows, features, ACTIVATIONS.index(activation), self._code
+            "gated",
+            _address(out),
+            _address(gate_up),
+            rows,
+            features,
+            ACTIVATIONS.index(activation),
+            self._code,
         )
         return out
 
@@ -184,7 +218,7 @@ class CudaOps(TorchOps):
         layer: int,
     ) -> Tensor:
         """Norm (if any) and rotate q and k, write k and v to the cache; returns q, [num_tokens, q_size]."""
-        if not self._takes(shape):
+        if not self._takes_heads("rope_kv_write", shape):
             return super().rope_kv_write(qkv, shape, rope, norms, batch, kv, layer)
         q = qkv.new_empty(len(qkv), shape.q_size)
         weights = (None, None) if norms is None else (_address(norms.q.data), _address(norms.k.data))
@@ -201,7 +235,7 @@ class CudaOps(TorchOps):
         self, q: Tensor, shape: AttentionShape, batch: ForwardBatch, kv: KVCache, layer: int
     ) -> Tensor:
         """Causal attention of every row over its own sequence's cached keys, [num_tokens, q_size]."""
-        if not self._takes(shape):
+        if not self._takes_heads("attention", shape):
             return super().attention(q, shape, batch, kv, layer)
         key = f"cuda attention:{shape}"
         if key not in batch.scratch:
@@ -220,8 +254,12 @@ class CudaOps(TorchOps):
 
     # ---- helpers
 
-    def _takes(self, shape: AttentionShape) -> bool:
-        return self._library.paged_cuda_attention_tile_rows(shape.head_dim) > 0
+    def _takes_rows(self, name: str, features: int) -> bool:
+        return features % VECTOR == 0 and name not in self._replaced
+
+    def _takes_heads(self, name: str, shape: AttentionShape) -> bool:
+        has_kernel = self._library.paged_cuda_attention_tile_rows(shape.head_dim) > 0
+        return has_kernel and name not in self._replaced
 
     def _plan_attention(self, shape: AttentionShape, batch: ForwardBatch) -> AttentionPlan:
         group = shape.num_heads // shape.num_kv_heads
@@ -261,11 +299,19 @@ class CudaOps(TorchOps):
 
     def _rows(self, table: Tensor, ids: Tensor) -> Tensor:
         out = table.new_empty(len(ids), table.shape[1])
-        self._call("rows", _address(out), _address(table), _address(ids), len(ids), table.shape[1], self._code)
+        self._call(
+            "rows", _address(out), _address(table), _address(ids), len(ids), table.shape[1], self._code
+        )
         return out
 
     def _norm(
-        self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor | None, weight: Vector, eps: float
+        self,
+        out: Tensor,
+        total: Tensor | None,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Vector,
+        eps: float,
     ) -> None:
         addresses = [None if tensor is None else _address(tensor) for tensor in (total, x, residual)]
         self._call("rms_norm", _address(out), *addresses, _address(weight.data), *x.shape, eps, self._code)

@@ -10,16 +10,24 @@ import torch
 from emulated_library import emulated_library
 
 from pagedcli.checkpoint.sources import open_checkpoint
+from pagedcli.errors import ConfigError
 from pagedcli.models.load import Model, load_model
 from pagedcli.ops.cuda_codes import is_codes
 from pagedcli.ops.cuda_ops import CudaOps, split_size
+from pagedcli.ops.cuda_start import open_cuda_ops, wrong_kernels
 from pagedcli.ops.torch_ops import TorchOps
 from tests import op_grid
 from tests.forward_support import chunked, run_steps
 from tests.quant_support import write_quantized_model
 
 DTYPES = ("bfloat16", "float16")
-SHAPE = {"hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}  # fmt: skip
+SHAPE = {
+    "hidden_size": 192,
+    "intermediate_size": 320,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+}
 MAX_LEN = 512
 
 
@@ -82,8 +90,13 @@ def test_same_bits_under_any_schedule(tiny_checkpoint: Callable[..., Path]) -> N
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("awq", {"symmetric": False}), ("gptq", {}), ("gptq", {"act_order": True}), ("gptq_v2", {"symmetric": False})],
-)  # fmt: skip
+    [
+        ("awq", {"symmetric": False}),
+        ("gptq", {}),
+        ("gptq", {"act_order": True}),
+        ("gptq_v2", {"symmetric": False}),
+    ],
+)
 def test_quantized_models(tmp_path: Path, kind: str, settings: dict[str, bool]) -> None:
     """4-bit linears stay codes, for few rows and for many, and give what their dequantized weights give."""
     written = write_quantized_model(tmp_path, kind, group=64, **settings, **SHAPE)
@@ -108,3 +121,33 @@ def test_what_kernels_do_not_take_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("longest", "split"), [(1, 128), (4096, 128), (4097, 160), (131072, 4096)])
 def test_splits_depend_on_the_longest_sequence(longest: int, split: int) -> None:
     assert split_size(longest) == split
+
+
+def test_every_kernel_is_tried_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are right; one that is broken gives its place to torch's op, with a note, and its result is torch's."""
+    ours, reference = ops("bfloat16"), TorchOps("cpu", "bfloat16")
+    assert wrong_kernels(ours, reference) == {}
+
+    class Broken:
+        """The library with one kernel that does nothing."""
+
+        def __getattr__(self, name: str) -> object:
+            return (lambda *arguments: 0) if name == "paged_cuda_gated" else getattr(emulated_library(), name)
+
+    broken = CudaOps("cpu", "bfloat16", Broken())  # type: ignore[arg-type]
+    wrong = wrong_kernels(broken, reference)
+    assert list(wrong) == ["gated"]
+    broken.replace("gated", wrong["gated"])
+    assert broken.report()["gated"].implementation == "torch"
+    assert "torch's gated is used" in broken.notes[0]
+    x = op_grid.values(broken, 3, 64)
+    assert torch.equal(broken.gated(x, "silu"), reference.gated(x, "silu"))
+
+
+@pytest.mark.parametrize(("dtype", "reason"), [("float32", "not float32"), ("bfloat16", "paged build-cuda")])
+def test_torch_stands_in_only_where_that_is_allowed(tmp_path: Path, dtype: str, reason: str) -> None:
+    taken = open_cuda_ops("cpu", dtype, tmp_path / "missing.so", strict=False)
+    assert type(taken) is TorchOps
+    assert reason in taken.notes[0]
+    with pytest.raises(ConfigError, match="--strict-kernels"):
+        open_cuda_ops("cpu", dtype, tmp_path / "missing.so", strict=True)

@@ -51,7 +51,9 @@ class Memory:
         per_sequence = -(-longest // case.block_size)
         num_blocks = len(case.sequences) * per_sequence + 3
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
-        self.table = order[: num_blocks - 3].view(len(case.sequences), per_sequence).to(torch.int32).contiguous()
+        self.table = (
+            order[: num_blocks - 3].view(len(case.sequences), per_sequence).to(torch.int32).contiguous()
+        )
         cache = (num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
         self.keys = torch.full(cache, torch.nan, dtype=dtype)
         self.values = torch.full(cache, torch.nan, dtype=dtype)
@@ -101,5 +103,7 @@ def run(library: ctypes.CDLL, memory: Memory, *, decode: Sequence[int] = (), par
         for first in range(0, new * case.group, rows)
     ]
     flat = torch.tensor(tiles, dtype=torch.int32)
-    cuda_abi.check("prefill", library.paged_cuda_attention_prefill(arguments, flat.data_ptr(), len(tiles), None))
+    cuda_abi.check(
+        "prefill", library.paged_cuda_attention_prefill(arguments, flat.data_ptr(), len(tiles), None)
+    )
     return out

@@ -75,15 +75,19 @@ def test_add(emulated: ctypes.CDLL, dtype: str) -> None:
 
 @both
 @pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize(("head_dim", "heads", "block_size"), [(64, (9, 3), 16), (80, (2, 1), 1), (96, (4, 4), 7), (128, (32, 8), 16), (256, (3, 1), 256)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "block_size"),
+    [(64, (9, 3), 16), (80, (2, 1), 1), (96, (4, 4), 7), (128, (32, 8), 16), (256, (3, 1), 256)],
+)
 def test_rope_kv_write(
     emulated: ctypes.CDLL, dtype: str, norms: bool, head_dim: int, heads: tuple[int, int], block_size: int
 ) -> None:
     num_heads, num_kv_heads = heads
     kind, rows = DTYPES[dtype], 5
     qkv = numbers(rows, (num_heads + 2 * num_kv_heads) * head_dim, seed=1, dtype=kind)
-    cos, sin = numbers(40, head_dim // 2, seed=2, dtype=torch.float32), numbers(
-        40, head_dim // 2, seed=3, dtype=torch.float32
+    cos, sin = (
+        numbers(40, head_dim // 2, seed=2, dtype=torch.float32),
+        numbers(40, head_dim // 2, seed=3, dtype=torch.float32),
     )
     weights = [numbers(head_dim, seed=seed, dtype=kind) for seed in (4, 5)] if norms else [None, None]
     positions, slots = torch.tensor([3, 39, 0, 17, 18]), torch.randperm(3 * block_size + 5)[:rows]
@@ -92,11 +96,23 @@ def test_rope_kv_write(
     keys, values = torch.zeros(cache, dtype=kind), torch.zeros(cache, dtype=kind)
     q = torch.full((rows, num_heads, head_dim), torch.nan, dtype=kind)
     arguments = cuda_abi.PagedRope(
-        qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(),
+        qkv.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        positions.data_ptr(),
+        slots.data_ptr(),
         *(None if weight is None else weight.data_ptr() for weight in weights),
-        q.data_ptr(), keys.data_ptr(), values.data_ptr(),
-        rows, num_heads, num_kv_heads, head_dim, block_size, cuda_abi.DTYPES[dtype], 1e-6,
-    )  # fmt: skip
+        q.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        rows,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        cuda_abi.DTYPES[dtype],
+        1e-6,
+    )
     assert emulated.paged_cuda_rope_kv_write(arguments, None) == 0
 
     all_heads = qkv.double().view(rows, -1, head_dim)

@@ -107,7 +107,9 @@ def test_columns(emulated: ctypes.CDLL) -> None:
     assert torch.equal(out, x[:, order.long()])
 
 
-@pytest.mark.parametrize(("n", "k", "group", "m"), [(24, 64, 64, 1), (16, 96, 32, 1), (16, 128, 24, 1), (16, 64, 64, 65)])
+@pytest.mark.parametrize(
+    ("n", "k", "group", "m"), [(24, 64, 64, 1), (16, 96, 32, 1), (16, 128, 24, 1), (16, 64, 64, 65)]
+)
 def test_other_shapes_are_refused(emulated: ctypes.CDLL, n: int, k: int, group: int, m: int) -> None:
     assert m > emulated.paged_cuda_w4a16_max_rows() or not cuda_pack.fits(n, k, group)
     codes = cuda_abi.PagedCodes(None, None, None, None, n, k, group, 0)
