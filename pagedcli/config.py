@@ -166,6 +166,10 @@ class DeviceConfig:
     gpu_memory_utilization: float | None = setting(
         None, "Part of the GPU's memory to use (CUDA only; 0.9 if not given).", "fraction"
     )
+    strict_kernels: bool = setting(
+        False,
+        "Fail where one of our CUDA kernels is missing or wrong, instead of taking torch's op (CUDA only).",
+    )
 
     def __post_init__(self) -> None:
         _require(

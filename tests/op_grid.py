@@ -1,4 +1,4 @@
-"""The ops over odd shapes against the float64 reference; run by tests/cpu and, with `device="cuda"`, by tests/gpu.
+"""The ops over odd shapes against the float64 reference; run by tests/cpu, tests/cuda and tests/gpu, each on its ops.
 
 Bounds are relative to the largest value of the reference: float32 2e-6 x sqrt(terms), bfloat16 and float16 their
 rounding of inputs and result.
@@ -135,9 +135,9 @@ def batch_of(case: AttentionCase, device: str, *, whole: bool) -> tuple[ForwardB
     return batch, total
 
 
-def check_attention(device: str, dtype: str, case: AttentionCase) -> None:
+def check_attention(ops: TorchOps, case: AttentionCase) -> None:
     """Rotation and cache write of all tokens, then attention of the last rows, against float64."""
-    ops = TorchOps(device, dtype)
+    device, dtype = ops.device, ops.dtype
     shape = AttentionShape(case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)
     everything, num_blocks = batch_of(case, device, whole=True)
     kv = Pool(ops, case, num_blocks)
@@ -190,10 +190,10 @@ def _last_rows(case: AttentionCase, device: str) -> torch.Tensor:
     return torch.tensor(rows, device=device)
 
 
-def check_linear(device: str, dtype: str, sizes: tuple[int, int, int], *, bias: bool) -> None:
+def check_linear(ops: TorchOps, sizes: tuple[int, int, int], *, bias: bool) -> None:
     """A fused linear of two parts and the head, against float64."""
     rows, features, out = sizes
-    ops = TorchOps(device, dtype)
+    dtype = ops.dtype
     parts = [stored("a.weight", out, features), stored("b.weight", 5, features)]
     biases = [stored("a.bias", out), stored("b.bias", 5)] if bias else None
     linear = ops.load_linear(parts, biases, "column")
@@ -205,9 +205,9 @@ def check_linear(device: str, dtype: str, sizes: tuple[int, int, int], *, bias: 
     assert_near(logits, expected, dtype)
 
 
-def check_elementwise(device: str, dtype: str, rows: int, features: int) -> None:
+def check_elementwise(ops: TorchOps, rows: int, features: int) -> None:
     """Norms, gates, sums, embedding and rows, against float64."""
-    ops = TorchOps(device, dtype)
+    device, dtype = ops.device, ops.dtype
     x, y = values(ops, rows, features), values(ops, rows, features, seed=2)
     weight = ops.load_vector(stored("norm", features))
     wide = weight.data.double()

@@ -28,6 +28,10 @@ class Backend(Protocol):
     def weight_bytes(self) -> int:
         """Memory of its weights."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how it computes."""
+
     def free_bytes(self) -> int:
         """Memory that is free on the device now."""
 

@@ -206,7 +206,7 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint, run: RunChoice, backen
         seed=secrets.randbits(32) if config.seed is None else config.seed,
         seed_drawn=config.seed is None,
         vocab_size=spec.vocab_size,
-        notes=run.notes + notes,
+        notes=run.notes + backend.notes + notes,
     )
 
 

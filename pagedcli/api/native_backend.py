@@ -39,6 +39,11 @@ class NativeBackend:
         """Memory of its weights, padding of the packed layout included."""
         return self.ops.weight_bytes
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing to be told."""
+        return ()
+
     def free_bytes(self) -> int:
         """Main memory that is free now."""
         return free_memory()

@@ -37,6 +37,7 @@ class RunChoice:
         as_codes: Whether quantized linears run as they are stored.
         quantization: Method of those; None: there are none.
         activation: Inputs of quantized linears: "int8", "bf16" or "float32"; else the dtype's own.
+        strict_kernels: Whether torch's op may not stand in for a CUDA kernel.
         notes: What a user might not expect.
     """
 
@@ -49,6 +50,7 @@ class RunChoice:
     as_codes: bool
     quantization: str | None
     activation: str
+    strict_kernels: bool
     notes: tuple[str, ...]
 
 
@@ -124,6 +126,10 @@ def resolve_device(config: EngineConfig, *, has_cuda: bool) -> str:
             f"device.gpu_memory_utilization is {share}, and this runs on a CPU: give the size of the KV pool with "
             "--kv-memory 2GiB or --num-pages 1024"
         )
+    if config.device.strict_kernels and device == "cpu":
+        raise ConfigError(
+            "device.strict_kernels is set, and this runs on a CPU, where kernels are ours anyway: leave it out"
+        )
     return device
 
 
@@ -188,6 +194,7 @@ def choose_run(
         as_codes=weights.as_codes,
         quantization=weights.quantization,
         activation=weights.activation,
+        strict_kernels=config.device.strict_kernels,
         notes=(*notes, *weights.notes),
     )
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import torch
 
 from pagedcli.api.resolve import RunChoice
 from pagedcli.checkpoint.base import Checkpoint
+from pagedcli.checkpoint.sources import cache_folder
 from pagedcli.config import EngineConfig
-from pagedcli.models.load import Model, expected_tensors, load_model
+from pagedcli.models.load import Model, load_model
 from pagedcli.models.spec import ModelSpec
+from pagedcli.ops.cuda_library import library_in
 from pagedcli.ops.select import make_ops
+from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.runtime.memory import GPU_MEMORY_UTILIZATION, cpu_kv_budget, cuda_kv_budget, free_memory
 from pagedcli.runtime.profile import step_bytes
 from pagedcli.runtime.worker import Worker
-
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,13 @@ class TorchBackend:
         model: Ready to compute.
         run: Device, dtype and threads it was loaded for.
         weight_bytes: Memory of its weights.
+        notes: What a user should know of the ops that were taken.
     """
 
     model: Model
     run: RunChoice
     weight_bytes: int
+    notes: tuple[str, ...]
 
     @property
     def spec(self) -> ModelSpec:
@@ -90,8 +92,8 @@ def load_torch(checkpoint: Checkpoint, run: RunChoice) -> TorchBackend:
     Raises:
         CheckpointError: The weights do not fit the configuration.
     """
-    ops = make_ops(run.device, run.dtype)
+    kernels = library_in(cache_folder()) if run.device != "cpu" else None
+    ops = make_ops(run.device, run.dtype, kernels=kernels, strict=run.strict_kernels)
+    assert isinstance(ops, TorchOps)
     model = load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes)
-    shapes = expected_tensors(model.spec).values()
-    weight_bytes = ITEM_BYTES[run.dtype] * sum(math.prod(shape) for shape in shapes)
-    return TorchBackend(model, run, weight_bytes)
+    return TorchBackend(model, run, ops.weight_bytes, ops.notes)

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from pagedcli.cli.bench import bench_app
+from pagedcli.cli.build_cuda import build_cuda
 from pagedcli.cli.doctor import doctor
 from pagedcli.cli.generate import generate
 from pagedcli.cli.help import GroupedCommand
@@ -61,6 +62,7 @@ app.command(cls=ServeCommand)(serve)
 app.command(cls=GroupedCommand)(quantize)
 app.add_typer(bench_app)
 app.command(cls=GroupedCommand)(doctor)
+app.command(name="build-cuda", cls=GroupedCommand)(build_cuda)
 
 
 def _print_version(wanted: bool) -> None:

@@ -90,6 +90,14 @@ MODEL_FLAGS = (
         "device.threads", ("--threads",), int, "Compute threads [physical cores within the quota]", MODEL, "N"
     ),
     Flag(
+        "device.strict_kernels",
+        ("--strict-kernels",),
+        bool,
+        "CUDA: fail where a kernel of ours is missing or wrong, instead of taking torch's op",
+        MODEL,
+        hidden=True,
+    ),
+    Flag(
         "model.max_model_len",
         ("--max-model-len",),
         int,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedcli.errors import ConfigError, MissingDependencyError
@@ -22,16 +23,20 @@ _INT8_VARIANTS = ("amx", "avx512bf16", "neondot")
 _DRIVERS = ("libcuda.so.1", "nvcuda.dll")
 
 
-def make_ops(device: str, dtype: str, backend: str = "torch") -> Ops:
+def make_ops(
+    device: str, dtype: str, backend: str = "torch", *, kernels: Path | None = None, strict: bool = False
+) -> Ops:
     """The ops of a device.
 
     Args:
         device: "cpu", "cuda" or "cuda:1" and the like.
         dtype: "float32", "bfloat16", "float16"; float16 runs as bfloat16 on a CPU ("float64" for reference runs).
         backend: "torch", the reference, or "native", on a CPU with one thread (`make_native_ops` takes more).
+        kernels: Library of our CUDA kernels, where it is or would be; None: torch's ops alone.
+        strict: On CUDA: fail rather than take torch's op in the place of a kernel.
 
     Raises:
-        ConfigError: There is no such device here, or the backend cannot use it.
+        ConfigError: There is no such device here, the backend cannot use it, or `strict` finds a kernel missing.
         MissingDependencyError: The backend is not installed.
     """
     kind = device.partition(":")[0]
@@ -50,7 +55,11 @@ def make_ops(device: str, dtype: str, backend: str = "torch") -> Ops:
 
     if kind == "cuda" and not torch_ops.cuda_is_available():
         raise ConfigError("device.device is cuda, but torch finds no CUDA device here: use --device cpu")
-    return torch_ops.TorchOps(device, dtype)
+    if kind == "cpu" or (kernels is None and not strict):
+        return torch_ops.TorchOps(device, dtype)
+    from pagedcli.ops.cuda_start import open_cuda_ops
+
+    return open_cuda_ops(device, dtype, kernels, strict=strict)
 
 
 def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = (), activation: str = "") -> NativeOps:

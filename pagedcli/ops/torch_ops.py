@@ -6,6 +6,7 @@ forms of `paged_kernels`; on CUDA linears are one cuBLAS call each, whose bits m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -53,9 +54,24 @@ def cuda_is_available() -> bool:
 
 
 class TorchOps:
-    """Implements `Ops`; a value is a tensor [rows, features] on the device."""
+    """Implements `Ops`; a value is a tensor [rows, features] on the device.
 
-    def __init__(self, device: str, dtype: str) -> None:
+    Args:
+        device: "cpu", "cuda", "cuda:1" and the like.
+        dtype: A key of `TORCH_DTYPES`.
+        notes: What a user should know of the choice of these ops.
+
+    Attributes:
+        notes: As given, and what came up since.
+        weight_bytes: Memory of all weights loaded so far.
+
+    Raises:
+        ConfigError: There is no such dtype.
+    """
+
+    def __init__(self, device: str, dtype: str, *, notes: tuple[str, ...] = ()) -> None:
+        self.notes = notes
+        self.weight_bytes = 0
         if dtype not in TORCH_DTYPES:
             raise ConfigError(f"model.dtype is {dtype!r}: choose one of {', '.join(TORCH_DTYPES)}")
         self._device = torch.device(device)
@@ -98,7 +114,7 @@ class TorchOps:
 
     def load_quantized_embedding(self, part: QuantizedPart) -> EmbeddingTable:
         """As `load_embedding`, dequantized."""
-        table = torch.empty(part.shape, dtype=self._dtype, device=self._device)
+        table = self._empty(*part.shape)
         table.copy_(torch.from_numpy(part.dequantize()))
         return EmbeddingTable(f"{part.name}.weight", part.shape[0], part.shape[1], table)
 
@@ -114,14 +130,17 @@ class TorchOps:
         self, parts: Sequence[StoredPart], biases: Sequence[HostTensor] | None, shard: Shard
     ) -> FusedLinear:
         """Dequantized to the run's dtype, part by part: the reference, and what CUDA computes with."""
-        in_features = parts[0].shape[1]
-        names = tuple(LinearPart(part_name(part), part.shape[0]) for part in parts)
-        weight = torch.empty(
-            (sum(part.size for part in names), in_features), dtype=self._dtype, device=self._device
-        )
-        for rows, part in zip(torch.split(weight, [part.size for part in names]), parts, strict=True):
+        in_features, sizes = parts[0].shape[1], [part.shape[0] for part in parts]
+        weight = self._empty(sum(sizes), in_features)
+        for rows, part in zip(torch.split(weight, sizes), parts, strict=True):
             rows.copy_(_part_values(part))
         bias = None if biases is None else self._load_joined(biases)
+        return self._fused(parts, in_features, shard, weight, bias)
+
+    def _fused(
+        self, parts: Sequence[StoredPart], in_features: int, shard: Shard, weight: Any, bias: Any = None
+    ) -> FusedLinear:
+        names = tuple(LinearPart(part_name(part), part.shape[0]) for part in parts)
         return FusedLinear(names, in_features, shard, "quantized", weight, bias)
 
     def tied_head(self, table: EmbeddingTable) -> FusedLinear:
@@ -211,12 +230,19 @@ class TorchOps:
     # ---- helpers
 
     def _load(self, tensor: HostTensor) -> Tensor:
-        return _view(tensor).to(device=self._device, dtype=self._dtype, copy=True)
+        loaded = self._empty(*tensor.shape)
+        loaded.copy_(_view(tensor))
+        return loaded
+
+    def _empty(self, *shape: int) -> Tensor:
+        """For a weight; it is counted."""
+        self.weight_bytes += self._dtype.itemsize * math.prod(shape)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _load_joined(self, tensors: Sequence[HostTensor]) -> Tensor:
         """Tensors one below the other, converted part by part so that no second whole copy exists."""
         total = sum(tensor.shape[0] for tensor in tensors)
-        joined = torch.empty((total, *tensors[0].shape[1:]), dtype=self._dtype, device=self._device)
+        joined = self._empty(total, *tensors[0].shape[1:])
         for part, tensor in zip(
             torch.split(joined, [tensor.shape[0] for tensor in tensors]), tensors, strict=True
         ):

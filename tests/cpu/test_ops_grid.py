@@ -10,6 +10,7 @@ import torch
 from pagedcli.errors import ConfigError
 from pagedcli.ops.protocol import Ops
 from pagedcli.ops.select import make_ops
+from pagedcli.ops.torch_ops import TorchOps
 from tests import op_grid
 
 CPU_DTYPES = ("float32", "bfloat16")
@@ -18,20 +19,20 @@ CPU_DTYPES = ("float32", "bfloat16")
 @pytest.mark.parametrize("dtype", CPU_DTYPES)
 @pytest.mark.parametrize("case", op_grid.ATTENTION, ids=lambda case: case.label)
 def test_attention(dtype: str, case: op_grid.AttentionCase) -> None:
-    op_grid.check_attention("cpu", dtype, case)
+    op_grid.check_attention(TorchOps("cpu", dtype), case)
 
 
 @pytest.mark.parametrize("dtype", CPU_DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("sizes", op_grid.LINEAR)
 def test_linear(dtype: str, sizes: tuple[int, int, int], bias: bool) -> None:
-    op_grid.check_linear("cpu", dtype, sizes, bias=bias)
+    op_grid.check_linear(TorchOps("cpu", dtype), sizes, bias=bias)
 
 
 @pytest.mark.parametrize("dtype", CPU_DTYPES)
 @pytest.mark.parametrize(("rows", "features"), [(1, 33), (17, 576), (300, 100)])
 def test_elementwise(dtype: str, rows: int, features: int) -> None:
-    op_grid.check_elementwise("cpu", dtype, rows, features)
+    op_grid.check_elementwise(TorchOps("cpu", dtype), rows, features)
 
 
 def test_every_op_is_reported() -> None:

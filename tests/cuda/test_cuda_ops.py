@@ -1,0 +1,153 @@
+"""`CudaOps` on the emulator: the op grid, and whole tiny models against torch's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_library import emulated_library
+
+from pagedcli.checkpoint.sources import open_checkpoint
+from pagedcli.errors import ConfigError
+from pagedcli.models.load import Model, load_model
+from pagedcli.ops.cuda_codes import is_codes
+from pagedcli.ops.cuda_ops import CudaOps, split_size
+from pagedcli.ops.cuda_start import open_cuda_ops, wrong_kernels
+from pagedcli.ops.torch_ops import TorchOps
+from tests import op_grid
+from tests.forward_support import chunked, run_steps
+from tests.quant_support import write_quantized_model
+
+DTYPES = ("bfloat16", "float16")
+SHAPE = {
+    "hidden_size": 192,
+    "intermediate_size": 320,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+}
+MAX_LEN = 512
+
+
+def ops(dtype: str) -> CudaOps:
+    return CudaOps("cpu", dtype, emulated_library())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", op_grid.ATTENTION, ids=lambda case: case.label)
+def test_attention(dtype: str, case: op_grid.AttentionCase) -> None:
+    op_grid.check_attention(ops(dtype), case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "features"), [(1, 33), (17, 576), (30, 1000)])
+def test_elementwise(dtype: str, rows: int, features: int) -> None:
+    op_grid.check_elementwise(ops(dtype), rows, features)
+
+
+def greedy(model: Model, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Each prompt alone and in whole, token by token through the cache."""
+    answers = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(count):
+            logits = run_steps(model, [ids], [[(0, len(ids) - 1)], [(0, 1)]])[0]
+            ids.append(int(logits[-1].argmax()))
+        answers.append(ids[len(prompt) :])
+    return answers
+
+
+PROMPTS = [[5, 9, 200, 31, 7], list(range(60, 200))]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_tokens_of_whole_models(tiny_checkpoint: Callable[..., Path], family: str) -> None:
+    """The reference's own tokens, and its logits within rounding."""
+    checkpoint = open_checkpoint(tiny_checkpoint(family, **SHAPE, initializer_range=0.3))
+    ours = load_model(checkpoint, ops("bfloat16"), MAX_LEN)
+    reference = load_model(checkpoint, TorchOps("cpu", "bfloat16"), MAX_LEN)
+    assert ours.ops.report()["attention"].implementation == "cuda"
+    assert greedy(ours, PROMPTS, 6) == greedy(reference, PROMPTS, 6)
+    sequences = [list(range(3, 150)), [7] * 20]
+    steps = [[(0, 100), (1, 7)], [(0, 47), (1, 13)]]
+    for got, want in zip(
+        run_steps(ours, sequences, steps), run_steps(reference, sequences, steps), strict=True
+    ):
+        assert (got - want).abs().max() <= 0.03 * want.abs().max()
+
+
+def test_same_bits_under_any_schedule(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Whole, in chunks, token by token, on other pages: attention's way of computing is not told by the bits."""
+    model = load_model(open_checkpoint(tiny_checkpoint("llama", **SHAPE)), ops("bfloat16"), MAX_LEN)
+    sequences = [[3 + at * at % 300 for at in range(150)], [9] * 33]
+    whole = run_steps(model, sequences, [[(0, 150), (1, 33)]])
+    for chunk, block_size in ((1, 16), (7, 5), (64, 256)):
+        parts = run_steps(model, sequences, chunked(0, 150, chunk) + chunked(1, 33, chunk), block_size)
+        assert all(torch.equal(part, want) for part, want in zip(parts, whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("awq", {"symmetric": False}),
+        ("gptq", {}),
+        ("gptq", {"act_order": True}),
+        ("gptq_v2", {"symmetric": False}),
+    ],
+)
+def test_quantized_models(tmp_path: Path, kind: str, settings: dict[str, bool]) -> None:
+    """4-bit linears stay codes, for few rows and for many, and give what their dequantized weights give."""
+    written = write_quantized_model(tmp_path, kind, group=64, **settings, **SHAPE)
+    checkpoint = open_checkpoint(written.folder)
+    ours = load_model(checkpoint, ops("float16"), MAX_LEN)
+    assert "8 fused linears" in ours.ops.report()["linear"].detail
+    assert is_codes(ours.decoder.layers[0].attention.qkv.weight)
+    reference = load_model(checkpoint, TorchOps("cpu", "float32"), MAX_LEN)
+    sequences = [list(range(3, 103)), [7] * 20]
+    for steps in ([[(0, 100), (1, 20)]], chunked(0, 100, 9) + chunked(1, 20, 9)):
+        got, want = (run_steps(model, sequences, steps) for model in (ours, reference))
+        for a, b in zip(got, want, strict=True):
+            assert (a - b).abs().max() <= 0.01 * b.abs().max()
+
+
+def test_what_kernels_do_not_take_is_said(tmp_path: Path) -> None:
+    written = write_quantized_model(tmp_path, "gptq", bits=8, group=64, **SHAPE)
+    model = load_model(open_checkpoint(written.folder), ops("float16"), MAX_LEN)
+    assert not model.ops.report()["linear"].detail.startswith("4-bit")
+
+
+@pytest.mark.parametrize(("longest", "split"), [(1, 128), (4096, 128), (4097, 160), (131072, 4096)])
+def test_splits_depend_on_the_longest_sequence(longest: int, split: int) -> None:
+    assert split_size(longest) == split
+
+
+def test_every_kernel_is_tried_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are right; one that is broken gives its place to torch's op, with a note, and its result is torch's."""
+    ours, reference = ops("bfloat16"), TorchOps("cpu", "bfloat16")
+    assert wrong_kernels(ours, reference) == {}
+
+    class Broken:
+        """The library with one kernel that does nothing."""
+
+        def __getattr__(self, name: str) -> object:
+            return (lambda *arguments: 0) if name == "paged_cuda_gated" else getattr(emulated_library(), name)
+
+    broken = CudaOps("cpu", "bfloat16", Broken())  # type: ignore[arg-type]
+    wrong = wrong_kernels(broken, reference)
+    assert list(wrong) == ["gated"]
+    broken.replace("gated", wrong["gated"])
+    assert broken.report()["gated"].implementation == "torch"
+    assert "torch's gated is used" in broken.notes[0]
+    x = op_grid.values(broken, 3, 64)
+    assert torch.equal(broken.gated(x, "silu"), reference.gated(x, "silu"))
+
+
+@pytest.mark.parametrize(("dtype", "reason"), [("float32", "not float32"), ("bfloat16", "paged build-cuda")])
+def test_torch_stands_in_only_where_that_is_allowed(tmp_path: Path, dtype: str, reason: str) -> None:
+    taken = open_cuda_ops("cpu", dtype, tmp_path / "missing.so", strict=False)
+    assert type(taken) is TorchOps
+    assert reason in taken.notes[0]
+    with pytest.raises(ConfigError, match="--strict-kernels"):
+        open_cuda_ops("cpu", dtype, tmp_path / "missing.so", strict=True)
