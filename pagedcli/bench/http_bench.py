@@ -81,7 +81,7 @@ class Bench:
         Raises:
             UnreachableError: The server refuses such requests, or there is none: nothing was measured.
         """
-        answers = []
+        answers: list[Answer] = []
         for request in requests:
             state = LoadState(1)
             asyncio.run(drive(self.target, [request], self.asking, self.client, state, concurrency=1))

@@ -61,7 +61,7 @@ class Interval:
 def coverage(num: int, rank: int) -> float:
     """Probability that a median lies between the `rank`-th smallest and the `rank`-th largest of `num` values."""
     outside = sum(math.comb(num, heads) for heads in range(rank))
-    return 1.0 - 2.0 * outside / 2**num
+    return 1.0 - 2.0 * outside / float(2**num)
 
 
 def _rank(num: int, confidence: float) -> int | None:

@@ -1,4 +1,4 @@
-"""The library of our CUDA kernels: where it lies in the cache, and how it gets there. Imports `paged_kernels`, no torch."""
+"""The library of our CUDA kernels: where it lies in the cache, how it gets there. Imports `paged_kernels`, no torch."""
 
 from __future__ import annotations
 
