@@ -59,6 +59,10 @@ class _Open:
     requests: list[Request]
 
 
+def _count_preemptions(entry: _Open) -> None:
+    entry.stage.num_preemptions = sum([request.num_preemptions for request in entry.requests])
+
+
 class EngineLoop:
     """Owns the core and the stages of all unfinished requests.
 
@@ -159,7 +163,7 @@ class EngineLoop:
 
     def _catch_up(self, entry: _Open) -> None:
         """Tell a stage what it did not need to hear when it happened."""
-        entry.stage.num_preemptions = sum([request.num_preemptions for request in entry.requests])
+        _count_preemptions(entry)
         for request in entry.requests:
             if request.id in self._silent:
                 entry.stage.samples[request.sample_index].know(request.tokens[request.num_prompt :])
@@ -245,6 +249,7 @@ class EngineLoop:
         if event.error is not None:
             self._fail(entry, RequestError(event.error, code="step_failed", status=500))
             return
+        _count_preemptions(entry)  # before what may be the last delta
         if event.request_id in self._silent:
             request = entry.requests[index]
             known = request.num_prompt + event.index

@@ -65,7 +65,7 @@ class _Handle:
         return True
 
     def result(self) -> StepResult:
-        return dataclasses.replace(self.handle.result(), seconds=self.seconds)
+        return self.handle.result()._replace(seconds=self.seconds)
 
 
 def request(name: str, prompt: int, output: int, **more: Any) -> WorkloadRequest:
