@@ -39,7 +39,7 @@ INSTRUCTIONS = {
     "barrier": r"\bBAR\.SYNC",
 }
 
-# Of each kernel whose name contains the key: (figure, least, most); None: no bound.
+# Of each kernel whose name begins with the key: (figure, least, most); None: no bound.
 RULES: dict[str, tuple[tuple[str, int | None, int | None], ...]] = {
     "": (("spill", None, 0), ("local", None, 0)),
     "attention_decode": (
@@ -147,7 +147,7 @@ def faults(kernel: str, figures: Figures, before: Figures | None) -> list[str]:
     """Rules that a kernel breaks, and growth over what was kept."""
     found = []
     for part, rules in RULES.items():
-        if part not in kernel:
+        if not kernel.startswith(part):
             continue
         for name, least, most in rules:
             value = figures.get(name)

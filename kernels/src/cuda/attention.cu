@@ -11,6 +11,8 @@ constexpr int kDecodeWarps = 2;
 
 template <int D>
 constexpr int kPrefillWarps = D > 128 ? 2 : 4;
+// To a multiprocessor, at least: shared memory holds no more, so registers need not make room for more either.
+constexpr int kPrefillBlocks = 2;
 
 // What the kernels take of a `PagedAttention`.
 template <class T>
@@ -194,7 +196,7 @@ __global__ void __launch_bounds__((D + 31) / 32 * 32)
 // ---- prefill
 
 template <class T, int D>
-__global__ void __launch_bounds__(32 * kPrefillWarps<D>)
+__global__ void __launch_bounds__(32 * kPrefillWarps<D>, kPrefillBlocks)
     attention_prefill_kernel(Arguments<T> a, const int* __restrict__ tiles) {
     using Shape = HeadShape<D>;
     constexpr int kWarps = kPrefillWarps<D>, kThreads = 32 * kWarps;

@@ -100,15 +100,15 @@ constexpr size_t ring_bytes() {
     return kRingStages * (size_t{kRowTiles} * 16 * kInputStride * 2 + size_t{kRingTiles} * 32 * sizeof(uint4));
 }
 
-// How many blocks share the inputs: of the weight's shape alone.
-inline int ring_splits(int n, int k) {
+// How many blocks share the inputs, as a power of two: of the weight's shape alone.
+inline int ring_split_bits(int n, int k) {
     constexpr int kWanted = 256, kLeastSteps = 8;
     const int tiles = (n + kRingOutputs - 1) / kRingOutputs, steps = k / kBlockInputs;
-    int splits = 1;
-    while (splits < kMostSplits && splits * tiles < kWanted && steps / (2 * splits) >= kLeastSteps) {
-        splits *= 2;
+    int bits = 0;
+    while ((1 << bits) < kMostSplits && (tiles << bits) < kWanted && (steps >> (bits + 1)) >= kLeastSteps) {
+        bits++;
     }
-    return tiles <= kCounters ? splits : 1;
+    return tiles <= kCounters ? bits : 0;
 }
 
 // Fragments of 16 rows for the four words of a block: lane's rows g and g + 8, inputs 16 t to 16 t + 15.
@@ -130,15 +130,15 @@ PAGED_DEVICE void load_inputs(uint32_t (&a)[4][4], const T* rows, int lane) {
 // Grid (tiles of outputs, splits of the inputs).
 template <class T, int kRowTiles>
 __global__ void __launch_bounds__(kRingThreads, kRowTiles > 2 ? 3 : 4)
-    ring_kernel(Codes<T> w, T* __restrict__ y, const T* __restrict__ x, int m, float* sums, unsigned* arrived) {
+    ring_kernel(Codes<T> w, T* __restrict__ y, const T* __restrict__ x, int m, int split_bits, float* sums, unsigned* arrived) {
     PAGED_DYNAMIC_SHARED(unsigned char, shared);
     auto* inputs = reinterpret_cast<T*>(shared);
     auto* blocks = reinterpret_cast<uint4*>(shared + kRingStages * kRowTiles * 16 * kInputStride * 2);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int tiles = w.n / kBlockOutputs, first_tile = blockIdx.x * kRingTiles;
-    const int steps = w.k / kBlockInputs, splits = gridDim.y;
-    const int first_step = steps * static_cast<int>(blockIdx.y) / splits;
-    const int last_step = steps * (static_cast<int>(blockIdx.y) + 1) / splits;
+    const int steps = w.k / kBlockInputs, splits = 1 << split_bits;
+    const int first_step = steps * static_cast<int>(blockIdx.y) >> split_bits;
+    const int last_step = steps * (static_cast<int>(blockIdx.y) + 1) >> split_bits;
 
     auto copy = [&](int step) {
         const int stage = step % kRingStages;
@@ -314,10 +314,11 @@ struct Scratch {
 
 template <class T, int kRowTiles>
 int ring(const PagedCodes& w, T* y, const T* x, int m, const Scratch& scratch, void* stream) {
-    const dim3 grid((w.n + kRingOutputs - 1) / kRingOutputs, ring_splits(w.n, w.k));
+    const int split_bits = ring_split_bits(w.n, w.k);
+    const dim3 grid((w.n + kRingOutputs - 1) / kRingOutputs, 1 << split_bits);
     return launch(
         ring_kernel<T, kRowTiles>, grid, dim3(kRingThreads), ring_bytes<kRowTiles>(), stream, Codes<T>(w), y, x, m,
-        scratch.sums, scratch.arrived
+        split_bits, scratch.sums, scratch.arrived
     );
 }
 
@@ -359,7 +360,7 @@ PAGED_EXPORT int paged_cuda_w4a16(
 }
 
 PAGED_EXPORT int64_t paged_cuda_w4a16_scratch(const PagedCodes* w) {
-    const int splits = paged::ring_splits(w->n, w->k);
+    const int splits = 1 << paged::ring_split_bits(w->n, w->k);
     const int64_t sums = splits > 1 ? int64_t{splits} * paged::kMostRows * w->n : 0;
     return paged::kCounters * int64_t{sizeof(unsigned)} + sums * int64_t{sizeof(float)};
 }
