@@ -22,7 +22,7 @@ from pagedcli.quant.calibration_step import read_calibration, write_calibration
 from pagedcli.quant.contract import next_to_keep
 from pagedcli.quant.description import describe
 from pagedcli.quant.evaluation import Evaluation
-from pagedcli.quant.measure import Behaviour, HeldOut, Pair, behave, compare, held_out, make_report
+from pagedcli.quant.measure import HeldOut, Pair, behave_in_turns, compare, held_out, make_report
 from pagedcli.quant.options import LayerResult, QuantizeOptions, QuantizePlan
 from pagedcli.quant.output_folder import (
     check_room,
@@ -116,7 +116,9 @@ class _Job:
                 break
             options = replace(plan.options, keep=(*plan.options.keep, *more))
             plan = self._plan(options, calibration)
-        before, after = self._behaviour(self.original.path), self._behaviour(folder)
+        before, after = behave_in_turns(
+            self.engines, (self.original.path, folder), self.tokenizer, self.watcher
+        )
         quality = make_report(
             pair,
             found,
@@ -184,17 +186,13 @@ class _Job:
             written = open_checkpoint(folder)
             return check_written(written, plan, _kept_results(work, plan.num_layers))
 
-    def _behaviour(self, model: Path) -> Behaviour:
-        with self.watcher.phase(f"run {model.name}"), self.engines.open(model) as session:
-            return behave(session, self.tokenizer)
-
     def _finish(self, plan: QuantizePlan, quality: Quality, folder: Path) -> QuantizeResult:
         missed = quality.misses(self.request.contract)
         how = describe(plan, self.request, model_name(self.request.model), self.made_by)
         write_card(folder, folder.resolve().name, how, quality, missed)
         write_quality(folder, quality, missed)
         finish_output(folder)
-        return QuantizeResult(folder, quality, missed, quality.notes)
+        return QuantizeResult(folder, quality, missed)
 
 
 def _kept_results(work: Path, num_layers: int) -> Iterator[LayerResult]:

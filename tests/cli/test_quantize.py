@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -345,6 +346,25 @@ def test_a_sabotaged_linear_is_named(
     out = capfd.readouterr().out
     assert "suspect: model.layers.1.mlp.down_proj" in out
     assert "model.layers.1.mlp.down_proj" in Path("out", "README.md").read_text()
+
+
+def test_a_useless_model_is_said_aloud_without_a_contract(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pagedcli.quant import job
+
+    honest = job.compare
+    monkeypatch.setattr(
+        job,
+        "compare",
+        lambda *args, **kwargs: dataclasses.replace(honest(*args, **kwargs), perplexity_quantized=1e9),
+    )
+    assert quantize("--rtn", *SMALL[6:], "-o", "out", "-q") == 0
+    err = capfd.readouterr().err
+    assert "WARNING: out is not usable: perplexity is" in err
+    assert "times the original's (over 2 times)" in err
+    assert len(quality("out")["warnings"]) == 1
+    assert "**WARNING: not usable" in Path("out", "README.md").read_text()
 
 
 def test_the_self_check_finds_a_file_that_is_not_what_was_made(
