@@ -23,6 +23,7 @@ from pagedcli.quant.contract import next_to_keep
 from pagedcli.quant.description import describe
 from pagedcli.quant.evaluation import Evaluation
 from pagedcli.quant.measure import HeldOut, Pair, behave_in_turns, compare, held_out, make_report
+from pagedcli.quant.memory import running_bytes
 from pagedcli.quant.options import LayerResult, QuantizeOptions, QuantizePlan
 from pagedcli.quant.output_folder import (
     check_room,
@@ -34,12 +35,13 @@ from pagedcli.quant.output_folder import (
 )
 from pagedcli.quant.pipeline import quantize_layers
 from pagedcli.quant.plan import plan_quantization
-from pagedcli.quant.quality import Quality, write_card, write_quality
+from pagedcli.quant.quality import Contract, Quality, write_card, write_quality
 from pagedcli.quant.request import Engines, QuantizeRequest, Watcher
 from pagedcli.quant.result import QuantizeResult
 from pagedcli.quant.self_check import check_codes_there, check_written
+from pagedcli.quant.self_written import TOKENS_AT_ONCE
 from pagedcli.quant.work import WorkFolder, locked
-from pagedcli.quant.writing import write_checkpoint
+from pagedcli.quant.writing import output_bytes, write_checkpoint
 from pagedcli.text.tokenizer import Tokenizer
 
 MAX_ROUNDS = 8
@@ -148,9 +150,20 @@ class _Job:
         plan = plan_quantization(self.original, request.options, lengths, request.threads)
         folder = Path(request.output) if request.output else default_output(request, plan.group_size)
         refuse_output(folder, self.original.path, overwrite=request.overwrite)
-        room = check_room(plan, folder, self.original.stored_bytes())
+        size = output_bytes(self.original, plan, request.target_format)
+        room = check_room(
+            plan, folder, size, running=self._running_bytes(), may_repeat=request.contract != Contract()
+        )
         self.watcher.say(f"{folder}: {plan.num_layers} layers; {room}")
         return folder
+
+    def _running_bytes(self) -> int:
+        """Memory of the engine with the original, which writes the calibration text if none is given."""
+        writes = self.request.calibration is None and self.request.options.method != "rtn"
+        config = self.original.config
+        spec = ModelSpec.from_config(config, f"{self.original.path}: config")
+        weights, dtype = self.original.stored_bytes(), str(config.get("torch_dtype", "float32"))
+        return running_bytes(spec, weights, dtype, TOKENS_AT_ONCE if writes else 0)
 
     def _plan(self, options: QuantizeOptions, calibration: Calibration) -> QuantizePlan:
         lengths = [len(sample) for sample in calibration.samples]
