@@ -16,7 +16,7 @@ from pagedcli.api.llm import LLM
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from pagedcli.core.sampling import SamplingParams
-from pagedcli.errors import MissingDependencyError
+from pagedcli.errors import MissingDependencyError, how_to_install
 from pagedcli.quant.request import QuantizeRequest, Watcher
 from pagedcli.quant.result import QuantizeResult
 from pagedcli.text.tokenizer import Tokenizer
@@ -97,5 +97,5 @@ def require_torch_for_quantizing() -> None:
         import torch  # noqa: F401 - only whether it is there
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"paged quantize needs PyTorch, {error.name} is not installed: pip install 'pagedcli[quantize]'"
+            f"paged quantize needs PyTorch, {error.name} is not installed: {how_to_install('quantize')}"
         ) from error

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedcli.errors import ConfigError, MissingDependencyError
+from pagedcli.errors import ConfigError, MissingDependencyError, how_to_install
 from pagedcli.ops.protocol import Ops
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def require_torch(wanted_by: str) -> None:
     if not torch_is_installed():
         extra = "cuda" if "cuda" in wanted_by else "all"
         raise MissingDependencyError(
-            f"{wanted_by}, which needs torch, and torch is not installed: pip install 'pagedcli[{extra}]'"
+            f"{wanted_by}, which needs torch, and torch is not installed: {how_to_install(extra)}"
         )
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from pagedcli.checkpoint.sources import open_checkpoint
 from pagedcli.cli.main import run
+from pagedcli.errors import how_to_install
 from tests.fixtures_checkpoints import write_tiny_checkpoint
 
 pytest.importorskip("torch")
@@ -433,7 +434,7 @@ def test_without_torch_one_line_says_what_to_install(folder: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "paged: paged quantize needs PyTorch, torch is not installed: pip install 'pagedcli[quantize]'\n"
+        f"paged: paged quantize needs PyTorch, torch is not installed: {how_to_install('quantize')}\n"
     )
 
 
