@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from pagedcli.core.blocked import Blocked
@@ -57,6 +57,18 @@ class _Open:
     stage: RequestStage
     submission: Submission
     requests: list[Request]
+
+
+def _preemptions(entry: _Open) -> int:
+    return sum([request.num_preemptions for request in entry.requests])
+
+
+def _with_preemptions(entry: _Open, delta: Delta) -> Delta:
+    """The last delta with what its stage was not told, since only few requests are preempted."""
+    count = _preemptions(entry)
+    if not count or delta.output is None:
+        return delta
+    return replace(delta, output=replace(delta.output, num_preemptions=count))
 
 
 class EngineLoop:
@@ -159,7 +171,7 @@ class EngineLoop:
 
     def _catch_up(self, entry: _Open) -> None:
         """Tell a stage what it did not need to hear when it happened."""
-        entry.stage.num_preemptions = sum([request.num_preemptions for request in entry.requests])
+        entry.stage.num_preemptions = _preemptions(entry)
         for request in entry.requests:
             if request.id in self._silent:
                 entry.stage.samples[request.sample_index].know(request.tokens[request.num_prompt :])
@@ -260,7 +272,7 @@ class EngineLoop:
             self._send(entry, delta)
         else:
             del self._open[entry.stage.request_id]
-            self._ended.append((entry, delta))
+            self._ended.append((entry, _with_preemptions(entry, delta)))
 
     def _end_sample(self, event: TokenEvent) -> None:
         self._forget(event.request_id)
