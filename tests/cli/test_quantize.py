@@ -115,8 +115,8 @@ def test_a_folder_that_generates_with_its_report(
     assert run(["generate", "-p", "Sentence", "-m", name, "--max-tokens", "4", "-q"]) == 0
 
 
-def _unpacked_gptq(out: str) -> dict[str, Any]:
-    """The tensors of a GPTQ folder, dequantized with nothing of ours; float32 by name."""
+def _unpacked_gptq(out: str, *, less: int) -> dict[str, Any]:
+    """The tensors of a GPTQ folder, dequantized with nothing of ours; float32 by name. Zero points lack `less`."""
     import torch
     from safetensors.torch import load_file
 
@@ -126,22 +126,33 @@ def _unpacked_gptq(out: str) -> dict[str, Any]:
     for name in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
         words, zeros = tensors[f"{name}.qweight"].long(), tensors[f"{name}.qzeros"].long()
         codes = ((words[:, None, :] >> lanes[None, :, None]) & 15).reshape(-1, words.shape[1])
-        points = ((zeros[:, :, None] >> lanes) & 15).reshape(zeros.shape[0], -1) + 1
+        points = ((zeros[:, :, None] >> lanes) & 15).reshape(zeros.shape[0], -1) + less
         group = tensors[f"{name}.g_idx"].long()
         scaled = (codes - points[group]) * tensors[f"{name}.scales"].float()[group]
         weights[f"{name}.weight"] = scaled.T.contiguous()
     return weights
 
 
-def test_the_report_agrees_with_plain_transformers_on_the_files(folder: Path) -> None:
+@pytest.mark.parametrize(("flags", "less"), [((), 1), (("--asym",), 0)])
+def test_the_report_agrees_with_plain_transformers_on_the_files(
+    folder: Path, flags: tuple[str, ...], less: int
+) -> None:
+    """Groups out of order, symmetric as version 1 and asymmetric as version 2; what runs the files agrees, too."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert quantize("--gptq", "--desc-act", "--group-size", "32", *SMALL, "-q", "-o", "out") == 0
+    from tests.quant_logits import native_logits
+
+    assert quantize("--gptq", "--desc-act", "--group-size", "32", *flags, *SMALL, "-q", "-o", "out") == 0
+    assert any(
+        (tensor := open_checkpoint(Path("out")).quantized(f"model.layers.0.mlp.{name}")) is not None
+        and tensor.g_idx is not None
+        for name in ("gate_proj", "down_proj")
+    )
     ids = AutoTokenizer.from_pretrained("model")(Path("held.txt").read_text(), return_tensors="pt").input_ids
     model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
     perplexities = []
-    for weights in (None, _unpacked_gptq("out")):
+    for weights in (None, _unpacked_gptq("out", less=less)):
         if weights is not None:
             weights.pop("lm_head.bias", None)
             model.load_state_dict(weights)
@@ -153,6 +164,11 @@ def test_the_report_agrees_with_plain_transformers_on_the_files(folder: Path) ->
             for pair in zip(logits, targets, strict=True)
         ]
         perplexities.append(float(torch.cat(losses).mean().exp()))
+    first = ids[0, :64]
+    with torch.no_grad():
+        want = model(first[None]).logits[0].numpy()
+    found_logits = native_logits(Path("out"), "float32", "float32", first.tolist())
+    np.testing.assert_allclose(found_logits, want, rtol=0, atol=1e-4 * np.abs(want).max())
     found = quality("out")["perplexity"]
     assert [found["original"], found["quantized"]] == pytest.approx(perplexities, rel=1e-3)
     assert quality("out")["eval"]["tokens"] == sum(map(len, targets))
