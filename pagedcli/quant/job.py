@@ -23,7 +23,7 @@ from pagedcli.quant.contract import next_to_keep
 from pagedcli.quant.description import describe
 from pagedcli.quant.evaluation import Evaluation
 from pagedcli.quant.measure import HeldOut, Pair, behave_in_turns, compare, held_out, make_report
-from pagedcli.quant.memory import running_bytes
+from pagedcli.quant.memory import evaluation_bytes, running_bytes
 from pagedcli.quant.options import LayerResult, QuantizeOptions, QuantizePlan
 from pagedcli.quant.output_folder import (
     check_room,
@@ -152,18 +152,19 @@ class _Job:
         refuse_output(folder, self.original.path, overwrite=request.overwrite)
         size = output_bytes(self.original, plan, request.target_format)
         room = check_room(
-            plan, folder, size, running=self._running_bytes(), may_repeat=request.contract != Contract()
+            plan, folder, size, running=self._running_bytes(plan), may_repeat=request.contract != Contract()
         )
         self.watcher.say(f"{folder}: {plan.num_layers} layers; {room}")
         return folder
 
-    def _running_bytes(self) -> int:
-        """Memory of the engine with the original, which writes the calibration text if none is given."""
+    def _running_bytes(self, plan: QuantizePlan) -> int:
+        """Memory of the comparison, or of the engine with the original, which may write the calibration text."""
         writes = self.request.calibration is None and self.request.options.method != "rtn"
         config = self.original.config
         spec = ModelSpec.from_config(config, f"{self.original.path}: config")
         weights, dtype = self.original.stored_bytes(), str(config.get("torch_dtype", "float32"))
-        return running_bytes(spec, weights, dtype, TOKENS_AT_ONCE if writes else 0)
+        engine = running_bytes(spec, weights, dtype, TOKENS_AT_ONCE if writes else 0)
+        return max(engine, evaluation_bytes(plan, spec))
 
     def _plan(self, options: QuantizeOptions, calibration: Calibration) -> QuantizePlan:
         lengths = [len(sample) for sample in calibration.samples]

@@ -19,12 +19,12 @@ from pagedcli.errors import ConfigError
 from pagedcli.quant.calibration import Calibration
 from pagedcli.quant.calibration_text import find_texts
 from pagedcli.quant.evaluation import Evaluation, Window, evaluate
+from pagedcli.quant.memory import MAX_EVAL_TOKENS
 from pagedcli.quant.quality import LinearQuality, Quality
 from pagedcli.quant.request import Engines, Watcher
 from pagedcli.text.tokenizer import Tokenizer
 
 EVAL_WINDOW = 512
-MAX_EVAL_TOKENS = 8192
 MIN_EVAL_TOKENS = 64
 OWN_TEXT = "a held-out text that comes with paged"
 GREEDY_TOKENS = 64

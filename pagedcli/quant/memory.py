@@ -13,6 +13,10 @@ from pagedcli.quant.options import PlannedLinear, QuantizePlan
 
 BASE_BYTES = 340 << 20
 """The interpreter with torch, its threads and buffers, and pieces of the model's file."""
+MAX_EVAL_TOKENS = 8192
+"""Of held-out text, all of whose states are held."""
+SCORED_ROWS = 128
+"""Whose logits are there at once."""
 _ROW_BLOCK = 512
 _PACKED = 1.1
 """Packed weights, padded, with what is read ahead, to the bytes of the files."""
@@ -37,6 +41,15 @@ def running_bytes(spec: ModelSpec, weights_bytes: int, dtype: str, tokens: int) 
     """Resident memory while the engine runs the original: weights as they are kept, and KV of so many tokens."""
     width = 4 if dtype == "float32" else 2
     return BASE_BYTES + int(_PACKED * weights_bytes) + tokens * width * spec.kv_elements_per_token()
+
+
+def evaluation_bytes(plan: QuantizePlan, spec: ModelSpec) -> int:
+    """Resident memory while original and quantized model are compared: a layer of each, or the heads of both."""
+    table = 4 * spec.vocab_size * spec.hidden_size
+    states = 4 * 8 * MAX_EVAL_TOKENS * spec.hidden_size
+    layer = 4 * sum(linear.weights for linear in plan.linears if linear.layer == 0)
+    heads = 3 * table + 8 * 6 * SCORED_ROWS * spec.vocab_size
+    return BASE_BYTES + int(_SLACK * (states + max(heads, 3 * layer)))
 
 
 def work_bytes(plan: QuantizePlan, spec: ModelSpec, lengths: Sequence[int]) -> int:

@@ -107,7 +107,7 @@ def check_room(
     Args:
         plan: Of the run.
         folder: Where it writes; its nearest parent that exists is asked.
-        running: Memory while the engine runs the original, which needs no less.
+        running: Memory while the models run and are compared.
         output_bytes: What it takes in the end; a file is there twice while it is put together, or replaced.
         may_repeat: Whether quality is demanded, so that more rounds may follow, each with work of its own.
 
