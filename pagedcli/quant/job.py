@@ -20,11 +20,11 @@ from pagedcli.quant.backends.environment import check_python
 from pagedcli.quant.calibration import Calibration
 from pagedcli.quant.calibration_step import read_calibration, write_calibration
 from pagedcli.quant.contract import next_to_keep
-from pagedcli.quant.description import describe
+from pagedcli.quant.description import describe, notes_of
 from pagedcli.quant.evaluation import Evaluation
 from pagedcli.quant.measure import HeldOut, Pair, behave_in_turns, compare, held_out, make_report
 from pagedcli.quant.memory import evaluation_bytes, running_bytes
-from pagedcli.quant.options import LayerResult, QuantizeOptions, QuantizePlan
+from pagedcli.quant.options import LayerResult, LinearRecord, QuantizeOptions, QuantizePlan
 from pagedcli.quant.output_folder import (
     check_room,
     default_output,
@@ -89,6 +89,7 @@ class _Job:
     tokenizer: Tokenizer
     text: HeldOut
     made_by: str = "paged"
+    notes: tuple[str, ...] = ()
 
     def run(self) -> QuantizeResult:
         """From the output folder to the report."""
@@ -129,6 +130,7 @@ class _Job:
             calibration=calibration,
             before=before,
             after=after,
+            notes=self.notes,
         )
         return self._finish(plan, quality, folder)
 
@@ -198,7 +200,11 @@ class _Job:
             write_checkpoint(folder, self.original, plan, self.request.target_format, results)
         with self.watcher.phase("read it back"):
             written = open_checkpoint(folder)
-            return check_written(written, plan, _kept_results(work, plan.num_layers))
+            records: list[LinearRecord] = []
+            methods = check_written(written, plan, _kept_results(work, plan.num_layers, records))
+        self.notes = notes_of(records)
+        self._say(self.notes)
+        return methods
 
     def _finish(self, plan: QuantizePlan, quality: Quality, folder: Path) -> QuantizeResult:
         missed = quality.misses(self.request.contract)
@@ -209,7 +215,10 @@ class _Job:
         return QuantizeResult(folder, quality, missed)
 
 
-def _kept_results(work: Path, num_layers: int) -> Iterator[LayerResult]:
-    """The quantizer's results as they lie in the work folder."""
+def _kept_results(work: Path, num_layers: int, records: list[LinearRecord]) -> Iterator[LayerResult]:
+    """The quantizer's results as they lie in the work folder; their records are noted as they come."""
     kept = WorkFolder(work)
-    return (kept.read(index) for index in range(num_layers))
+    for index in range(num_layers):
+        result = kept.read(index)
+        records += result.records
+        yield result

@@ -164,6 +164,7 @@ def make_report(
     calibration: Calibration,
     before: Behaviour,
     after: Behaviour,
+    notes: tuple[str, ...] = (),
 ) -> Quality:
     """The quality report.
 
@@ -175,6 +176,7 @@ def make_report(
         calibration: What was calibrated with.
         before: The original in the engine.
         after: The quantized model in the engine.
+        notes: What happened to linears on the way.
     """
     return Quality(
         perplexity_original=found.perplexity_original,
@@ -194,6 +196,7 @@ def make_report(
         tokens_per_second_before=before.tokens_per_second,
         tokens_per_second_after=after.tokens_per_second,
         turns=TURNS,
+        notes=notes,
         repeats_one_token=_repeats(after) and not _repeats(before),
     )
 

@@ -95,6 +95,7 @@ class Quality:
         tokens_per_second_before: One stream, decoding, of the original as it runs here; the median of its turns.
         tokens_per_second_after: The same of the quantized model.
         turns: That each of them had.
+        notes: What happened to linears on the way, such as damping that had to be raised.
         repeats_one_token: Whether it answers every prompt with one token again and again, and the original does not.
     """
 
@@ -115,6 +116,7 @@ class Quality:
     tokens_per_second_before: float
     tokens_per_second_after: float
     turns: int = 1
+    notes: tuple[str, ...] = ()
     repeats_one_token: bool = False
 
     @property
@@ -223,6 +225,8 @@ def quality_rows(quality: Quality) -> list[tuple[str, str, str]]:
 def write_quality(folder: Path, quality: Quality, missed: Sequence[str]) -> None:
     """Write quality.json; a missed contract, and quality that cannot be meant, are marked in it."""
     value = quality.as_json()
+    if quality.notes:
+        value["notes"] = list(quality.notes)
     if warnings := quality.warnings():
         value["warnings"] = list(warnings)
     if missed:
@@ -253,6 +257,8 @@ def card_lines(how: str, quality: Quality, missed: Sequence[str]) -> list[str]:
     lines += ["", _how_measured(quality)]
     if quality.kept:
         lines += ["", f"Left unquantized: {', '.join(quality.kept)}."]
+    for note in quality.notes:
+        lines += ["", f"{note}."]
     if suspects := quality.suspects():
         named = ", ".join(f"{layer.name} ({layer.error:.3g})" for layer in suspects)
         lines += ["", f"**Errors far above those of other layers:** {named}."]

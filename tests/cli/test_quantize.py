@@ -365,6 +365,40 @@ def test_a_sabotaged_linear_is_named(
     assert "model.layers.1.mlp.down_proj" in Path("out", "README.md").read_text()
 
 
+def test_damping_that_is_raised_and_given_up_is_reported(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from pagedcli.quant import gptq
+
+    real, calls = gptq.factorize, []
+
+    def factorize(gram: torch.Tensor, damp: float, *, by_activation: bool) -> Any:
+        calls.append(gram)
+        beside = {2: 1.05, 4: 3.0}.get(len(calls))
+        if beside is None:
+            return real(gram, damp, by_activation=by_activation)
+        bent = torch.eye(len(gram))  # with one eigenvalue of 1 - beside
+        bent[0, 1] = bent[1, 0] = beside
+        return real(bent, damp, by_activation=by_activation)
+
+    monkeypatch.setattr(gptq, "factorize", factorize)
+    assert quantize("--gptq", *SMALL, "-o", "out") == 0
+    raised = "model.layers.0.self_attn.o_proj: damping raised to 0.1"
+    given_up = (
+        "model.layers.0.mlp.down_proj: the Hessian cannot be factored at any damping: rounded to nearest"
+    )
+    err = capfd.readouterr().err
+    card = Path("out", "README.md").read_text()
+    for note in (raised, given_up):
+        assert note in err
+        assert note in card
+    assert quality("out")["notes"] == [raised, given_up]
+    methods = {layer["name"]: layer["method"] for layer in quality("out")["layers"]}
+    assert [name for name, method in methods.items() if method == "rtn"] == ["model.layers.0.mlp.down_proj"]
+
+
 def test_a_useless_model_is_said_aloud_without_a_contract(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
