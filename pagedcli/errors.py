@@ -6,6 +6,30 @@ A message is one line: what is wrong, with the numbers, and the smallest change 
 
 from __future__ import annotations
 
+from pathlib import Path
+
+
+def how_to_install(extra: str) -> str:
+    """The command that adds an extra to the copy of this package that runs: installed, or a source tree.
+
+    By name where the installed copy offers the extra (nothing is built again), else by the path of the tree.
+    """
+    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    if extra in _offered_extras() or not project.is_file():
+        return f"pip install 'pagedcli[{extra}]'"
+    here = Path(project.name)
+    where = "." if here.is_file() and here.samefile(project) else project.parent
+    return f"pip install -e '{where}[{extra}]'"
+
+
+def _offered_extras() -> list[str]:
+    from importlib import metadata  # 20 ms, and needed where something is missing only
+
+    try:
+        return metadata.metadata("pagedcli").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        return []
+
 
 class PagedError(Exception):
     """Base of all errors raised on purpose; anything else that escapes is a defect."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.checkpoint.sources import cache_folder
-from pagedcli.errors import CheckpointError, MissingDependencyError
+from pagedcli.errors import CheckpointError, MissingDependencyError, how_to_install
 from pagedcli.text.tokenizer import Tokenizer
 
 TOKENIZER_FILES = (
@@ -81,7 +81,7 @@ def _save_fast(source: Path, target: Path) -> None:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"{source} has no tokenizer.json and must be converted once, {error.name} is not installed: "
-            "pip install 'pagedcli[convert]'"
+            f"{how_to_install('convert')}"
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source), use_fast=True, local_files_only=True)

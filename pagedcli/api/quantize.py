@@ -16,12 +16,12 @@ from pagedcli.api.llm import LLM
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from pagedcli.core.sampling import SamplingParams
-from pagedcli.errors import MissingDependencyError
+from pagedcli.errors import MissingDependencyError, how_to_install
 from pagedcli.quant.request import QuantizeRequest, Watcher
 from pagedcli.quant.result import QuantizeResult
 from pagedcli.text.tokenizer import Tokenizer
 
-SPEED_TOKENS = 64
+WARM_UP_TOKENS, SPEED_TOKENS = 16, 64
 _SEEDS = 1 << 31
 
 
@@ -41,16 +41,13 @@ class EngineSession:
         return [list(output.samples[0].token_ids) for output in outputs]
 
     def tokens_per_second(self) -> float:
-        """One stream, decoding; the first run warms up, the better of two counts."""
+        """One stream, decoding; a shorter run before it warms up."""
         prompt = self._llm.encode("Once upon a time")
-        params = SamplingParams(max_tokens=SPEED_TOKENS, ignore_eos=True)
-        rates = []
-        for _ in range(3):
-            output = self._llm.generate([prompt], params)[0]
-            assert output.seconds.first_token is not None
-            count = len(output.samples[0].token_ids) - 1
-            rates.append(count / max(1e-9, output.seconds.total - output.seconds.first_token))
-        return max(rates[1:])
+        for tokens in (WARM_UP_TOKENS, SPEED_TOKENS):
+            output = self._llm.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True))[0]
+        assert output.seconds.first_token is not None
+        count = len(output.samples[0].token_ids) - 1
+        return count / max(1e-9, output.seconds.total - output.seconds.first_token)
 
 
 class CpuEngines:
@@ -100,5 +97,5 @@ def require_torch_for_quantizing() -> None:
         import torch  # noqa: F401 - only whether it is there
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"paged quantize needs PyTorch, {error.name} is not installed: pip install 'pagedcli[quantize]'"
+            f"paged quantize needs PyTorch, {error.name} is not installed: {how_to_install('quantize')}"
         ) from error

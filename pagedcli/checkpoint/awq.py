@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagedcli.checkpoint.bit_packing import pack_last, unpack_last
+from pagedcli.checkpoint.code_rows import CodeRows
 from pagedcli.checkpoint.quant_tensor import QuantTensor
 
 BITS = 4
@@ -27,7 +28,7 @@ def unpack(
         name=name,
         bits=BITS,
         group_size=group_size,
-        codes=np.ascontiguousarray(_unpack(qweight).T),
+        codes=CodeRows((scales.shape[1], qweight.shape[0]), lambda first, last: _rows(qweight, first, last)),
         scales=np.ascontiguousarray(scales.T, dtype=np.float32),
         zeros=np.ascontiguousarray(_unpack(qzeros).T),
         offsets=None,
@@ -43,10 +44,17 @@ def pack(tensor: QuantTensor) -> dict[str, np.ndarray]:
     assert tensor.g_idx is None, tensor.name
     assert tensor.out_features % LANES == 0, tensor.name
     return {
-        "qweight": _pack(tensor.codes.T),
+        "qweight": _pack(tensor.all_codes().T),
         "qzeros": _pack(tensor.zeros.T.astype(np.uint8)),
         "scales": np.ascontiguousarray(tensor.scales.T.astype(np.float16)),
     }
+
+
+def _rows(qweight: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Codes of some outputs, [outputs, in]; words hold eight of them."""
+    start = first // LANES
+    codes = _unpack(qweight[:, start : -(-last // LANES)])
+    return np.ascontiguousarray(codes.T[first - start * LANES : last - start * LANES])
 
 
 def _unpack(words: np.ndarray) -> np.ndarray:

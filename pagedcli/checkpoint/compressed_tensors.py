@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagedcli.checkpoint.bit_packing import pack_first, pack_last, unpack_first, unpack_last
+from pagedcli.checkpoint.code_rows import CodeRows
 from pagedcli.checkpoint.gptq import order_of
 from pagedcli.checkpoint.quant_tensor import QuantTensor
 
@@ -24,14 +25,14 @@ def unpack(
     shape: tuple[int, int],
 ) -> QuantTensor:
     """From the stored arrays by leaf name; `weight_scale` of any float type."""
-    out_features, in_features = shape
+    (out_features, in_features), words = shape, arrays["weight_packed"]
     groups = -(-in_features // group_size)
     scales = np.broadcast_to(arrays["weight_scale"].astype(np.float32), (out_features, groups))
     return QuantTensor(
         name=name,
         bits=bits,
         group_size=group_size,
-        codes=unpack_last(arrays["weight_packed"], bits, in_features),
+        codes=CodeRows(shape, lambda first, last: unpack_last(words[first:last], bits, in_features)),
         scales=np.ascontiguousarray(scales),
         zeros=_zeros(arrays.get("weight_zero_point"), bits, (out_features, groups)),
         offsets=None,
@@ -53,7 +54,7 @@ def pack(tensor: QuantTensor) -> dict[str, np.ndarray]:
     """The stored arrays by their leaf names; zero points are left out where all are the middle (symmetric)."""
     assert tensor.zeros is not None, tensor.name
     arrays = {
-        "weight_packed": pack_last(tensor.codes, tensor.bits),
+        "weight_packed": pack_last(tensor.all_codes(), tensor.bits),
         "weight_scale": np.ascontiguousarray(tensor.scales.astype(np.float16)),
         "weight_shape": np.array(tensor.shape, np.int64),
     }

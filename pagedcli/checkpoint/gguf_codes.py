@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 
+from pagedcli.checkpoint.code_rows import CodeRows
 from pagedcli.checkpoint.quant_tensor import QuantTensor
 
 Codes = np.ndarray[Any, np.dtype[np.uint8]]
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
 """Codes [rows, blocks * block], scales, zeros and offsets [rows, groups]."""
+
+
+WHOLE_BYTES, _PIECE_BYTES = 32 << 20, 4 << 20
+"""Larger matrices (embeddings, heads) are read twice, for scales and for codes, so that no memory holds all codes."""
 
 
 def runs_as_codes(kind: Kind) -> bool:
@@ -38,8 +43,25 @@ def read_codes(name: str, kind: Kind, rows: Codes) -> QuantTensor:
         rows: [rows, bytes of a row].
     """
     bits, group_size, read = _READERS[kind]
-    codes, scales, zeros, offsets = read(np.ascontiguousarray(rows))
-    return QuantTensor(name, bits, group_size, codes, scales, zeros, offsets, None, "gguf")
+    if rows.nbytes <= WHOLE_BYTES:
+        codes, scales, zeros, offsets = read(np.ascontiguousarray(rows))
+        return QuantTensor(name, bits, group_size, codes, scales, zeros, offsets, None, "gguf")
+    step = max(1, _PIECE_BYTES // rows.shape[1])
+    numbers: list[tuple[np.ndarray | None, ...]] = []
+    for at in range(0, len(rows), step):
+        codes, *others = read(np.ascontiguousarray(rows[at : at + step]))
+        numbers.append(tuple(others))
+    shape = (len(rows), codes.shape[1])
+    later = CodeRows(shape, lambda first, last: read(np.ascontiguousarray(rows[first:last]))[0])
+    joined = [_joined(parts) for parts in zip(*numbers, strict=True)]
+    assert joined[0] is not None
+    return QuantTensor(name, bits, group_size, later, joined[0], joined[1], joined[2], None, "gguf")
+
+
+def _joined(parts: tuple[np.ndarray | None, ...]) -> np.ndarray | None:
+    """One below the other; None where a kind has none."""
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found else None
 
 
 def _blocks(rows: Codes, num_bytes: int) -> Codes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagedcli.checkpoint.bit_packing import pack_first, pack_last, unpack_first, unpack_last
+from pagedcli.checkpoint.code_rows import CodeRows
 from pagedcli.checkpoint.quant_tensor import QuantTensor
 
 
@@ -25,7 +26,11 @@ def unpack(
     version: int,
 ) -> QuantTensor:
     """From the stored arrays by leaf name: qweight, qzeros, scales, and g_idx or not."""
-    out_features = arrays["scales"].shape[1]
+    out_features, words = arrays["scales"].shape[1], arrays["qweight"]
+
+    def rows(first: int, last: int) -> np.ndarray:
+        return np.ascontiguousarray(unpack_first(words[:, first:last], bits, in_features).T)
+
     zeros = unpack_last(
         _one_more(arrays["qzeros"], bits) if version == 1 else arrays["qzeros"], bits, out_features
     )
@@ -33,7 +38,7 @@ def unpack(
         name=name,
         bits=bits,
         group_size=group_size,
-        codes=np.ascontiguousarray(unpack_first(arrays["qweight"], bits, in_features).T),
+        codes=CodeRows((out_features, in_features), rows),
         scales=np.ascontiguousarray(arrays["scales"].T, dtype=np.float32),
         zeros=np.ascontiguousarray(zeros.T),
         offsets=None,
@@ -68,7 +73,7 @@ def pack(tensor: QuantTensor, *, version: int) -> dict[str, np.ndarray]:
     assert int(tensor.zeros.min()) >= less, f"{tensor.name}: a zero point of 0 has no room in version 1"
     stored = (tensor.zeros.astype(np.int16) - np.int16(less)).astype(np.uint8)
     return {
-        "qweight": pack_first(tensor.codes.T, tensor.bits),
+        "qweight": pack_first(tensor.all_codes().T, tensor.bits),
         "qzeros": pack_last(np.ascontiguousarray(stored.T), tensor.bits),
         "scales": np.ascontiguousarray(tensor.scales.T.astype(np.float16)),
         "g_idx": tensor.groups().astype(np.int32),

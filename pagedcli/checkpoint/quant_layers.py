@@ -351,7 +351,7 @@ def infer_version(path: Path, layers: Iterable[QuantLayer], tensor: Callable[[st
             return 2
         if np.all(found.zeros == middle - 1):
             return 1
-        steps = found.codes.astype(np.float32) - found.zeros[:, found.groups()]
+        steps = found.all_codes().astype(np.float32) - found.zeros[:, found.groups()]
         mean = float(steps.mean())
         if abs(mean) < 0.25:
             return 2

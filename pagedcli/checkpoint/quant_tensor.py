@@ -1,7 +1,7 @@
 """`QuantTensor`: one quantized linear as codes, scales and zero points, whatever format it is stored in.
 
-Imports numpy alone. Every reader makes these, every writer takes them, and kernels are packed from them, so that a
-format is known in one place.
+Imports numpy and `code_rows`. Every reader makes these, every writer takes them, and kernels are packed from them, so
+that a format is known in one place.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+
+from pagedcli.checkpoint.code_rows import CodeRows
 
 BITS = (2, 3, 4, 6, 8)
 
@@ -21,7 +23,7 @@ class QuantTensor:
         name: The linear's, without ".weight".
         bits: Width of a code: 2, 3, 4, 6 or 8.
         group_size: Input features that share a scale, resolved (a whole row's number where a format says -1).
-        codes: [out, in] uint8, 0 to 2**bits - 1.
+        codes: [out, in] uint8, 0 to 2**bits - 1; readers of files give `CodeRows`, unpacked where they are sliced.
         scales: [out, groups] float32.
         zeros: [out, groups] whole numbers (uint8 or int16) that stand for 0: offsets = -scales * zeros. AWQ, GPTQ,
             compressed-tensors, Q4_0 (8), Q8_0 (128), Q6_K (32).
@@ -34,7 +36,7 @@ class QuantTensor:
     name: str
     bits: int
     group_size: int
-    codes: np.ndarray
+    codes: np.ndarray | CodeRows
     scales: np.ndarray
     zeros: np.ndarray | None
     offsets: np.ndarray | None
@@ -73,6 +75,10 @@ class QuantTensor:
         """Scales of a row; the last group may be short."""
         return -(-self.in_features // self.group_size)
 
+    def all_codes(self) -> np.ndarray:
+        """The codes as one array."""
+        return np.asarray(self.codes)
+
     def groups(self) -> np.ndarray:
         """The group of each input feature, [in] int32."""
         if self.g_idx is not None:
@@ -82,7 +88,7 @@ class QuantTensor:
     def dequantize(self) -> np.ndarray:
         """The weight, [out, in] float32: (code - zero) * scale, rounded once, or scale * code + offset."""
         groups = self.groups()
-        codes, scales = self.codes.astype(np.float32), self.scales[:, groups]
+        codes, scales = self.all_codes().astype(np.float32), self.scales[:, groups]
         if self.zeros is not None:
             codes -= self.zeros.astype(np.float32)[:, groups]
             return np.asarray(codes * scales)
@@ -90,7 +96,7 @@ class QuantTensor:
         return np.asarray(codes * scales + self.offsets[:, groups])
 
     def rows(self, first: int, last: int) -> QuantTensor:
-        """Output features `first` to `last` - 1, views."""
+        """Output features `first` to `last` - 1; their codes are unpacked, all else are views."""
         zeros = None if self.zeros is None else self.zeros[first:last]
         offsets = None if self.offsets is None else self.offsets[first:last]
         codes, scales = self.codes[first:last], self.scales[first:last]

@@ -34,6 +34,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _PIECE_ELEMENTS = 1 << 22
+_GGUF_COMPANION_BYTES = 16 << 20
 _NOT_COPIED = (*OWN_FILES, "config.json", "README.md", "quality.json", "adapter_config.json")
 _WEIGHT_SUFFIXES = {
     ".safetensors",
@@ -307,6 +308,13 @@ def copy_companions(folder: Path, source: Checkpoint) -> None:
     for path in sorted(source.path.iterdir()):
         if _is_companion(path):
             shutil.copyfile(path, folder / path.name)
+
+
+def companion_bytes(source: Checkpoint) -> int:
+    """What `copy_companions` writes; a round number for a GGUF file, whose metadata they are made from."""
+    if source.format == "gguf":
+        return _GGUF_COMPANION_BYTES
+    return sum(path.stat().st_size for path in source.path.iterdir() if _is_companion(path))
 
 
 def _is_companion(path: Path) -> bool:

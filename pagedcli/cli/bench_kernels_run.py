@@ -20,14 +20,14 @@ from pagedcli.bench.report.files import check_outputs, write_reports
 from pagedcli.cli.bench_progress import CountedProgress
 from pagedcli.cli.console import Messages, make_messages, result_console
 from pagedcli.config_file import show_bytes, suggestion
-from pagedcli.errors import ConfigError, PagedError
+from pagedcli.errors import ConfigError, PagedError, how_to_install
 from pagedcli.ops.kernel_cases import FAMILIES, FORMATS, OPS, Case, list_cases, native_variants
 from pagedcli.ops.select import has_cuda, require_native, require_torch, torch_is_installed
 from pagedcli.runtime.threads import compute_threads, core_cpus
 
 ALL = "all"
 MAX_ROWS, MAX_CONTEXT, MAX_PAGE = 8192, 131072, 256
-NO_TORCH = "torch is not installed, so nothing stands beside the kernels: pip install 'pagedcli[all]'"
+NO_TORCH = "torch is not installed, so nothing stands beside the kernels"
 INTERRUPTED = 130
 
 
@@ -242,7 +242,7 @@ def choose_backends(options: KernelOptions) -> Backends:
     if not torch_is_installed():
         if named:
             require_torch(f"--variant {named[0]}")
-        return Backends(tuple(dict.fromkeys(native)), (), (NO_TORCH,))
+        return Backends(tuple(dict.fromkeys(native)), (), (f"{NO_TORCH}: {how_to_install(ALL)}",))
     torch = TORCH_VARIANTS if ALL in wanted or "torch-engine" in wanted else TORCH_VARIANTS[:1]
     return Backends(tuple(dict.fromkeys(native)), torch)
 

@@ -21,7 +21,7 @@ from pagedcli.checkpoint.inspect import Finding, judge
 from pagedcli.cli.console import make_messages
 from pagedcli.cli.display import two_columns
 from pagedcli.config_file import show_bytes
-from pagedcli.errors import CheckpointError, MissingDependencyError
+from pagedcli.errors import CheckpointError, MissingDependencyError, how_to_install
 from pagedcli.models.load import expected_tensors
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.protocol import OpReport
@@ -40,10 +40,6 @@ _PACKAGES = (
     "huggingface_hub",
     "transformers",
 )
-# Only what a user may lack without a loss says why it is missing.
-_NOT_INSTALLED = {
-    "transformers": "not installed (only models without tokenizer.json need it: pagedcli[convert])"
-}
 # What CPU kernels can make use of, as /proc/cpuinfo spells it (x86 flags, Arm features).
 _INSTRUCTION_SETS = (
     *(
@@ -156,8 +152,15 @@ def _versions() -> list[tuple[str, str]]:
         try:
             rows.append((package, version(package)))
         except PackageNotFoundError:
-            rows.append((package, _NOT_INSTALLED.get(package, "not installed")))
+            rows.append((package, _not_installed(package)))
     return rows
+
+
+def _not_installed(package: str) -> str:
+    """Of what a user may lack without a loss, why it may be wanted."""
+    if package != "transformers":
+        return "not installed"
+    return f"not installed (only models without tokenizer.json need it: {how_to_install('convert')})"
 
 
 def _processor_rows() -> list[tuple[str, str]]:
@@ -203,7 +206,7 @@ def _why_no_cuda() -> str:
     if not driver_has_device():
         return "no CUDA device here"
     if not torch_is_installed():
-        return "there is a CUDA device, and torch is not installed: pip install 'pagedcli[cuda]'"
+        return "there is a CUDA device, and torch is not installed: " + how_to_install("cuda")
     return "there is a CUDA device, and this torch cannot use it"
 
 

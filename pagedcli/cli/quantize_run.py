@@ -6,6 +6,7 @@ checkpoint is kept and marked), 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,8 +123,10 @@ def _one_method(methods: tuple[str, ...]) -> str:
 
 def _report(result: QuantizeResult, messages: Messages) -> None:
     """The table on stdout: it is the result; the rest on stderr."""
-    for note in result.notes:
-        messages.say(note)
+    if warnings := result.quality.warnings():  # said even to those who want errors only
+        text = f"WARNING: {result.folder} is not usable: {'; '.join(warnings)}"
+        with contextlib.suppress(OSError):
+            messages.console.print(text, style="bold red")
     if not messages.quiet:
         console = Console(highlight=False, emoji=False, markup=False)
         console.print(quality_table(result.quality))

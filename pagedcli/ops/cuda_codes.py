@@ -127,7 +127,9 @@ def make_codes(
     def along_outputs(arrays: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(arrays).T.astype(np.float32).copy()).to(device, kind)
 
-    codes = np.concatenate([part.codes if order is None else part.codes[:, order] for part in parts])
+    codes = np.concatenate([np.asarray(part.codes) for part in parts])
+    if order is not None:
+        codes = codes[:, order]
     packed = torch.from_numpy(cuda_pack.pack_codes(codes).view(np.int32)).to(device)
     zeros = along_outputs(
         [np.asarray(part.zeros, dtype=np.float32) + cuda_pack.ZERO_BIAS[dtype] for part in parts]

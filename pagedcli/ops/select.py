@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedcli.errors import ConfigError, MissingDependencyError
+from pagedcli.errors import ConfigError, MissingDependencyError, how_to_install
 from pagedcli.ops.protocol import Ops
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 BACKENDS = ("native", "torch")
 _INT8_VARIANTS = ("amx", "avx512bf16", "neondot")
+# CPUs that multiply int8 in one instruction and have no bfloat16 run other variants, where int8 inputs still win.
+_INT8_FLAGS = {"avx512": {"avx512_vnni"}, "avx2": {"avx512_vnni", "avx_vnni"}}
 _DRIVERS = ("libcuda.so.1", "nvcuda.dll")
 
 
@@ -85,11 +87,23 @@ def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = (), activ
 
 
 def has_int8_dot() -> bool:
-    """Whether the variant of the native kernels that would run here multiplies int8 in one instruction."""
+    """Whether this CPU multiplies int8 in one instruction, with a variant of the native kernels where int8 pays."""
     require_native()
     from paged_kernels.native import Runtime
 
-    return Runtime(1).isa in _INT8_VARIANTS
+    return int8_pays(Runtime(1).isa, Path("/proc/cpuinfo"))
+
+
+def int8_pays(isa: str, cpuinfo: Path) -> bool:
+    """As `has_int8_dot`, of a variant, and of a CPU as Linux describes it; without that, of what the variant needs."""
+    if isa in _INT8_VARIANTS:
+        return True
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    lines = (line for line in text.splitlines() if line.partition(":")[0].strip() == "flags")
+    return not _INT8_FLAGS.get(isa, set()).isdisjoint(next(lines, "").split())
 
 
 def require_native() -> None:
@@ -123,7 +137,7 @@ def require_torch(wanted_by: str) -> None:
     if not torch_is_installed():
         extra = "cuda" if "cuda" in wanted_by else "all"
         raise MissingDependencyError(
-            f"{wanted_by}, which needs torch, and torch is not installed: pip install 'pagedcli[{extra}]'"
+            f"{wanted_by}, which needs torch, and torch is not installed: {how_to_install(extra)}"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pagedcli.quant.options import QuantizePlan
+from collections.abc import Iterable
+
+from pagedcli.quant.options import LinearRecord, QuantizePlan
 from pagedcli.quant.request import QuantizeRequest
 
 _NAMES = {"awq": "AWQ", "gptq": "GPTQ", "rtn": "round to nearest"}
@@ -20,3 +22,12 @@ def describe(plan: QuantizePlan, request: QuantizeRequest, model: str, made_by: 
         f"{options.bits} bits, {symmetry}, {grouping}{order}, in the format `{request.target_format}`. "
         "The embedding, the head and the norms are not quantized."
     )
+
+
+def notes_of(records: Iterable[LinearRecord]) -> tuple[str, ...]:
+    """What happened to quantized linears that a user should hear, a line for each kind of thing."""
+    by_note: dict[str, list[str]] = {}
+    for record in records:
+        if record.note and record.method != "kept":
+            by_note.setdefault(record.note, []).append(record.name)
+    return tuple(f"{', '.join(names)}: {note}" for note, names in by_note.items())

@@ -20,6 +20,7 @@ from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.models.layers import DecoderLayer
 from pagedcli.ops.weights import FusedLinear
 from pagedcli.quant.evaluation_model import Head, State, StreamedModel
+from pagedcli.quant.memory import SCORED_ROWS
 
 _Layers = tuple[DecoderLayer, DecoderLayer]
 Window = np.ndarray[Any, np.dtype[np.int64]]
@@ -27,7 +28,6 @@ Progress = Callable[[int, int], None]
 """Told (layers done, layers)."""
 
 ERROR_WINDOWS = 1
-_HEAD_ROWS = 128
 # AWQ may fold a scale of each channel out of these into the linear that follows; such a scale is no error.
 _FOLDED = ("v_proj", "up_proj")
 
@@ -173,8 +173,8 @@ class _Score:
         """Score a window, a few rows at a time, so that no whole window of logits exists."""
         hidden, other = (head.hidden(state)[:-1] for head, state in (first, second))
         targets = torch.from_numpy(ids[1:])
-        for start in range(0, len(targets), _HEAD_ROWS):
-            rows = slice(start, start + _HEAD_ROWS)
+        for start in range(0, len(targets), SCORED_ROWS):
+            rows = slice(start, start + SCORED_ROWS)
             logits, other_logits = first[0].logits(hidden[rows]), second[0].logits(other[rows])
             self._add_rows(logits.double(), other_logits.double(), targets[rows])
 

@@ -173,8 +173,9 @@ class StreamedModel:
         return layer(self.ops, branch.clone(), copied, self._rope_table(), batch, no_cache, index)
 
     def head(self) -> Head:
-        """The last norm and the head."""
-        decoder = self._wire(lambda name: not name.startswith("model.layers."))
+        """The last norm and the head; the embedding is loaded only where it is the head."""
+        skipped = ("model.layers.",) if self.spec.tied_head else ("model.layers.", "model.embed_tokens.")
+        decoder = self._wire(lambda name: not name.startswith(skipped))
         return Head(self.ops, decoder)
 
     def _wire(self, wanted: Callable[[str], bool]) -> Decoder:

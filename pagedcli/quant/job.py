@@ -20,10 +20,11 @@ from pagedcli.quant.backends.environment import check_python
 from pagedcli.quant.calibration import Calibration
 from pagedcli.quant.calibration_step import read_calibration, write_calibration
 from pagedcli.quant.contract import next_to_keep
-from pagedcli.quant.description import describe
+from pagedcli.quant.description import describe, notes_of
 from pagedcli.quant.evaluation import Evaluation
-from pagedcli.quant.measure import Behaviour, HeldOut, Pair, behave, compare, held_out, make_report
-from pagedcli.quant.options import LayerResult, QuantizeOptions, QuantizePlan
+from pagedcli.quant.measure import HeldOut, Pair, behave_in_turns, compare, held_out, make_report
+from pagedcli.quant.memory import evaluation_bytes, running_bytes
+from pagedcli.quant.options import LayerResult, LinearRecord, QuantizeOptions, QuantizePlan
 from pagedcli.quant.output_folder import (
     check_room,
     default_output,
@@ -34,12 +35,13 @@ from pagedcli.quant.output_folder import (
 )
 from pagedcli.quant.pipeline import quantize_layers
 from pagedcli.quant.plan import plan_quantization
-from pagedcli.quant.quality import Quality, write_card, write_quality
+from pagedcli.quant.quality import Contract, Quality, write_card, write_quality
 from pagedcli.quant.request import Engines, QuantizeRequest, Watcher
 from pagedcli.quant.result import QuantizeResult
 from pagedcli.quant.self_check import check_codes_there, check_written
+from pagedcli.quant.self_written import TOKENS_AT_ONCE
 from pagedcli.quant.work import WorkFolder, locked
-from pagedcli.quant.writing import write_checkpoint
+from pagedcli.quant.writing import output_bytes, write_checkpoint
 from pagedcli.text.tokenizer import Tokenizer
 
 MAX_ROUNDS = 8
@@ -87,6 +89,7 @@ class _Job:
     tokenizer: Tokenizer
     text: HeldOut
     made_by: str = "paged"
+    notes: tuple[str, ...] = ()
 
     def run(self) -> QuantizeResult:
         """From the output folder to the report."""
@@ -116,7 +119,9 @@ class _Job:
                 break
             options = replace(plan.options, keep=(*plan.options.keep, *more))
             plan = self._plan(options, calibration)
-        before, after = self._behaviour(self.original.path), self._behaviour(folder)
+        before, after = behave_in_turns(
+            self.engines, (self.original.path, folder), self.tokenizer, self.watcher
+        )
         quality = make_report(
             pair,
             found,
@@ -125,6 +130,7 @@ class _Job:
             calibration=calibration,
             before=before,
             after=after,
+            notes=self.notes,
         )
         return self._finish(plan, quality, folder)
 
@@ -146,9 +152,21 @@ class _Job:
         plan = plan_quantization(self.original, request.options, lengths, request.threads)
         folder = Path(request.output) if request.output else default_output(request, plan.group_size)
         refuse_output(folder, self.original.path, overwrite=request.overwrite)
-        room = check_room(plan, folder, self.original.stored_bytes())
+        size = output_bytes(self.original, plan, request.target_format)
+        room = check_room(
+            plan, folder, size, running=self._running_bytes(plan), may_repeat=request.contract != Contract()
+        )
         self.watcher.say(f"{folder}: {plan.num_layers} layers; {room}")
         return folder
+
+    def _running_bytes(self, plan: QuantizePlan) -> int:
+        """Memory of the comparison, or of the engine with the original, which may write the calibration text."""
+        writes = self.request.calibration is None and self.request.options.method != "rtn"
+        config = self.original.config
+        spec = ModelSpec.from_config(config, f"{self.original.path}: config")
+        weights, dtype = self.original.stored_bytes(), str(config.get("torch_dtype", "float32"))
+        engine = running_bytes(spec, weights, dtype, TOKENS_AT_ONCE if writes else 0)
+        return max(engine, evaluation_bytes(plan, spec))
 
     def _plan(self, options: QuantizeOptions, calibration: Calibration) -> QuantizePlan:
         lengths = [len(sample) for sample in calibration.samples]
@@ -182,11 +200,11 @@ class _Job:
             write_checkpoint(folder, self.original, plan, self.request.target_format, results)
         with self.watcher.phase("read it back"):
             written = open_checkpoint(folder)
-            return check_written(written, plan, _kept_results(work, plan.num_layers))
-
-    def _behaviour(self, model: Path) -> Behaviour:
-        with self.watcher.phase(f"run {model.name}"), self.engines.open(model) as session:
-            return behave(session, self.tokenizer)
+            records: list[LinearRecord] = []
+            methods = check_written(written, plan, _kept_results(work, plan.num_layers, records))
+        self.notes = notes_of(records)
+        self._say(self.notes)
+        return methods
 
     def _finish(self, plan: QuantizePlan, quality: Quality, folder: Path) -> QuantizeResult:
         missed = quality.misses(self.request.contract)
@@ -194,10 +212,13 @@ class _Job:
         write_card(folder, folder.resolve().name, how, quality, missed)
         write_quality(folder, quality, missed)
         finish_output(folder)
-        return QuantizeResult(folder, quality, missed, quality.notes)
+        return QuantizeResult(folder, quality, missed)
 
 
-def _kept_results(work: Path, num_layers: int) -> Iterator[LayerResult]:
-    """The quantizer's results as they lie in the work folder."""
+def _kept_results(work: Path, num_layers: int, records: list[LinearRecord]) -> Iterator[LayerResult]:
+    """The quantizer's results as they lie in the work folder; their records are noted as they come."""
     kept = WorkFolder(work)
-    return (kept.read(index) for index in range(num_layers))
+    for index in range(num_layers):
+        result = kept.read(index)
+        records += result.records
+        yield result

@@ -246,9 +246,10 @@ _GPTQ_ROWS = 1024
 
 
 def _can_fold(origin: Origin, in_features: int) -> bool:
-    """Whether every input feature is made by a feature of its own.
+    """Whether each input feature comes from a feature of its own, whose maker can be divided by the feature's scale.
 
-    Values that several query heads share are not; one scale for all of them was tried on SmolLM2 and brought nothing.
+    A norm's and an MLP's do. Values do where each query head has its own; those that several heads share could be
+    divided by one scale for all that read them only, which is not searched for.
     """
     if origin.kind == "norm":
         return True

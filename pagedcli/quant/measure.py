@@ -1,10 +1,13 @@
-"""Measures a written checkpoint beside its original: held-out text, greedy continuations, speed. May import torch."""
+"""Measures a written checkpoint beside its original: held-out text, greedy continuations, speed. May import torch.
+
+A model is in memory only while it runs: the two take turns, since a machine's speed drifts, and are not there at once.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,17 +19,17 @@ from pagedcli.errors import ConfigError
 from pagedcli.quant.calibration import Calibration
 from pagedcli.quant.calibration_text import find_texts
 from pagedcli.quant.evaluation import Evaluation, Window, evaluate
+from pagedcli.quant.memory import MAX_EVAL_TOKENS
 from pagedcli.quant.quality import LinearQuality, Quality
-from pagedcli.quant.request import Session, Watcher
+from pagedcli.quant.request import Engines, Watcher
 from pagedcli.text.tokenizer import Tokenizer
 
 EVAL_WINDOW = 512
-MAX_EVAL_TOKENS = 8192
 MIN_EVAL_TOKENS = 64
 OWN_TEXT = "a held-out text that comes with paged"
 GREEDY_TOKENS = 64
-# A model whose perplexity rises by more cannot be meant.
-BROKEN_FACTOR = 2.0
+# Turns of each model, whose median speed is reported.
+TURNS = 3
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a village by the sea,",
@@ -91,17 +94,38 @@ def _held_out_ids(name: str | None, tokenizer: Tokenizer) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What a model does in the engine: greedy continuations of `PROMPTS`, and its speed."""
+    """What a model does in the engine: greedy continuations of `PROMPTS`, and its speed in each of its turns."""
 
     greedy: tuple[tuple[int, ...], ...]
-    tokens_per_second: float
+    rates: tuple[float, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the median turn."""
+        return statistics.median(self.rates)
 
 
-def behave(session: Session, tokenizer: Tokenizer) -> Behaviour:
-    """Let a running model continue the prompts and time it."""
+def behave_in_turns(
+    engines: Engines, models: Sequence[Path], tokenizer: Tokenizer, watcher: Watcher
+) -> list[Behaviour]:
+    """Run models one after the other, and that `TURNS` times; the first time they continue the prompts, too."""
     prompts = [tokenizer.encode(text) for text in PROMPTS]
-    greedy = session.write(prompts, max_tokens=GREEDY_TOKENS, temperature=0.0, seed=0)
-    return Behaviour(tuple(map(tuple, greedy)), session.tokens_per_second())
+    greedy: list[list[list[int]]] = []
+    rates: list[list[float]] = [[] for _ in models]
+    with watcher.phase("run both in turns"):
+        for turn in range(TURNS):
+            for which, model in enumerate(models):
+                watcher.progress(turn * len(models) + which, TURNS * len(models), model.name)
+                with engines.open(model) as session:
+                    if turn == 0:
+                        greedy.append(
+                            session.write(prompts, max_tokens=GREEDY_TOKENS, temperature=0.0, seed=0)
+                        )
+                    rates[which].append(session.tokens_per_second())
+    return [
+        Behaviour(tuple(map(tuple, texts)), tuple(speeds))
+        for texts, speeds in zip(greedy, rates, strict=True)
+    ]
 
 
 def first_divergence(first: Behaviour, second: Behaviour) -> float:
@@ -140,6 +164,7 @@ def make_report(
     calibration: Calibration,
     before: Behaviour,
     after: Behaviour,
+    notes: tuple[str, ...] = (),
 ) -> Quality:
     """The quality report.
 
@@ -151,6 +176,7 @@ def make_report(
         calibration: What was calibrated with.
         before: The original in the engine.
         after: The quantized model in the engine.
+        notes: What happened to linears on the way.
     """
     return Quality(
         perplexity_original=found.perplexity_original,
@@ -169,7 +195,9 @@ def make_report(
         eval_stride=text.window,
         tokens_per_second_before=before.tokens_per_second,
         tokens_per_second_after=after.tokens_per_second,
-        notes=_broken(found, before, after),
+        turns=TURNS,
+        notes=notes,
+        repeats_one_token=_repeats(after) and not _repeats(before),
     )
 
 
@@ -185,13 +213,5 @@ def bits_per_weight(checkpoint: Checkpoint, linears: Iterable[str]) -> float:
     return 8 * size / count
 
 
-def _broken(found: Evaluation, before: Behaviour, after: Behaviour) -> tuple[str, ...]:
-    notes = []
-    if not found.perplexity_quantized <= BROKEN_FACTOR * found.perplexity_original:
-        factor = found.perplexity_quantized / found.perplexity_original
-        notes.append(f"not usable: perplexity is {factor:,.1f} times that of the original")
-    if all(len(set(row)) == 1 for row in after.greedy) and not all(
-        len(set(row)) == 1 for row in before.greedy
-    ):
-        notes.append("not usable: it repeats a single token whatever the prompt")
-    return tuple(notes)
+def _repeats(behaviour: Behaviour) -> bool:
+    return all(len(set(row)) == 1 for row in behaviour.greedy)

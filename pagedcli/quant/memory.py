@@ -13,7 +13,13 @@ from pagedcli.quant.options import PlannedLinear, QuantizePlan
 
 BASE_BYTES = 340 << 20
 """The interpreter with torch, its threads and buffers, and pieces of the model's file."""
+MAX_EVAL_TOKENS = 8192
+"""Of held-out text, all of whose states are held."""
+SCORED_ROWS = 128
+"""Whose logits are there at once."""
 _ROW_BLOCK = 512
+_PACKED = 1.1
+"""Packed weights, padded, with what is read ahead, to the bytes of the files."""
 _SLACK = 1.25
 """What the allocator holds between values that come and go (measured: 1.1 to 1.2)."""
 
@@ -31,11 +37,31 @@ def peak_bytes(plan: QuantizePlan, spec: ModelSpec, lengths: Sequence[int], thre
     return BASE_BYTES + int(_SLACK * (activations + layer_codes + max(samples, linear)))
 
 
+def running_bytes(spec: ModelSpec, weights_bytes: int, dtype: str, tokens: int) -> int:
+    """Resident memory while the engine runs the original: weights as they are kept, and KV of so many tokens."""
+    width = 4 if dtype == "float32" else 2
+    return BASE_BYTES + int(_PACKED * weights_bytes) + tokens * width * spec.kv_elements_per_token()
+
+
+def evaluation_bytes(plan: QuantizePlan, spec: ModelSpec) -> int:
+    """Resident memory while original and quantized model are compared: a layer of each, or the heads of both."""
+    table = 4 * spec.vocab_size * spec.hidden_size
+    states = 4 * 8 * MAX_EVAL_TOKENS * spec.hidden_size
+    layer = 4 * sum(linear.weights for linear in plan.linears if linear.layer == 0)
+    heads = 3 * table + 8 * 6 * SCORED_ROWS * spec.vocab_size
+    return BASE_BYTES + int(_SLACK * (states + max(heads, 3 * layer)))
+
+
 def work_bytes(plan: QuantizePlan, spec: ModelSpec, lengths: Sequence[int]) -> int:
-    """What the work folder takes at most: codes of all layers, and the activations between two layers twice."""
+    """What the work folder takes at most: codes of all layers, and the activations between two layers twice.
+
+    A linear that AWQ folds scales into and that is not quantized itself is kept there in float32.
+    """
     codes = sum(
         linear.weights * (1 + 8 / linear.group_size) for linear in plan.linears if linear.kept is None
     )
+    if plan.options.method == "awq":
+        codes += 4 * sum(linear.weights for linear in plan.linears if linear.kept is not None)
     return int(codes) + 8 * sum(lengths) * spec.hidden_size
 
 

@@ -99,32 +99,38 @@ def finish_output(folder: Path) -> None:
     shutil.rmtree(folder / WORK_FOLDER)
 
 
-def check_room(plan: QuantizePlan, folder: Path, weights_bytes: int) -> str:
+def check_room(
+    plan: QuantizePlan, folder: Path, output_bytes: int, *, running: int = 0, may_repeat: bool = False
+) -> str:
     """What the run will take, for the user; refused if it is not there.
 
     Args:
         plan: Of the run.
         folder: Where it writes; its nearest parent that exists is asked.
-        weights_bytes: Of the original, the most that the output takes.
+        running: Memory while the models run and are compared.
+        output_bytes: What it takes in the end; a file is there twice while it is put together, or replaced.
+        may_repeat: Whether quality is demanded, so that more rounds may follow, each with work of its own.
 
     Raises:
         ConfigError: Memory or disk is too small, with the numbers.
     """
-    memory, needed = free_memory(), plan.peak_bytes
+    memory, needed = free_memory(), max(plan.peak_bytes, running)
     if needed > memory:
+        remedy = "a smaller model" if running > plan.peak_bytes else "fewer --samples or a smaller --seq-len"
         raise ConfigError(
-            f"quantizing takes about {show_bytes(needed)} of memory, {show_bytes(memory)} is free: use fewer --samples "
-            "or a smaller --seq-len"
+            f"quantizing takes about {show_bytes(needed)} of memory, {show_bytes(memory)} is free: use {remedy}"
         )
     # What an earlier run left there is gone on with, or replaced: its room counts as free.
     disk = shutil.disk_usage(_existing(folder)).free + _bytes_in(folder)
-    wanted = plan.work_bytes + weights_bytes
+    wanted = plan.work_bytes + 2 * output_bytes
     if wanted > disk:
         raise ConfigError(
-            f"{folder}: the run takes up to {show_bytes(wanted)} of disk ({show_bytes(plan.work_bytes)} of it while it "
-            f"works), {show_bytes(disk)} is free: use fewer --samples, or another -o"
+            f"{folder}: the run takes up to {show_bytes(wanted)} of disk ({show_bytes(output_bytes)} in the end), "
+            f"{show_bytes(disk)} is free: use fewer --samples, or another -o"
         )
-    return f"takes about {show_bytes(needed)} of memory and up to {show_bytes(wanted)} of disk"
+    more = f", {show_bytes(plan.work_bytes)} more for each round that the demand takes" if may_repeat else ""
+    disk_text = f"up to {show_bytes(wanted)} of disk, {show_bytes(output_bytes)} in the end{more}"
+    return f"takes about {show_bytes(needed)} of memory and {disk_text}"
 
 
 def _bytes_in(folder: Path) -> int:

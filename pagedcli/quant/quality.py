@@ -18,6 +18,8 @@ CARD_FILE = "README.md"
 _CARD_START, _CARD_END = "<!-- quantization -->", "<!-- /quantization -->"
 # A linear is suspect if its error is so many times the median of its kind, and is no trifle.
 SUSPECT_FACTOR, SUSPECT_ERROR = 5.0, 0.02
+# A model beyond either cannot be meant, whether or not a contract was given: KL in nats a token.
+ABSURD_PERPLEXITY, ABSURD_KL = 2.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,11 @@ class Quality:
         eval_tokens: Positions scored.
         eval_window: Tokens of a window.
         eval_stride: Tokens from one window to the next.
-        tokens_per_second_before: One stream, decoding, of the original as it runs here.
+        tokens_per_second_before: One stream, decoding, of the original as it runs here; the median of its turns.
         tokens_per_second_after: The same of the quantized model.
-        notes: What else a reader should know.
+        turns: That each of them had.
+        notes: What happened to linears on the way, such as damping that had to be raised.
+        repeats_one_token: Whether it answers every prompt with one token again and again, and the original does not.
     """
 
     perplexity_original: float
@@ -111,7 +115,9 @@ class Quality:
     eval_stride: int
     tokens_per_second_before: float
     tokens_per_second_after: float
+    turns: int = 1
     notes: tuple[str, ...] = ()
+    repeats_one_token: bool = False
 
     @property
     def perplexity_increase(self) -> float:
@@ -135,6 +141,20 @@ class Quality:
             if not math.isfinite(layer.error)
             or layer.error > max(SUSPECT_ERROR, SUSPECT_FACTOR * usual[kind(layer.name)])
         )
+
+    def warnings(self) -> tuple[str, ...]:
+        """Why nobody should use this model, a text each; no contract is needed for them."""
+        found = []
+        factor = self.perplexity_quantized / self.perplexity_original
+        if not factor <= ABSURD_PERPLEXITY:
+            found.append(
+                f"perplexity is {factor:,.1f} times the original's (over {ABSURD_PERPLEXITY:g} times)"
+            )
+        if not self.kl_mean <= ABSURD_KL:
+            found.append(f"KL from the original is {self.kl_mean:.2f} nats a token (over {ABSURD_KL:g})")
+        if self.repeats_one_token:
+            found.append("it repeats a single token whatever the prompt")
+        return tuple(found)
 
     def misses(self, contract: Contract) -> tuple[str, ...]:
         """By how much the contract is missed; see `Contract.misses`."""
@@ -203,8 +223,12 @@ def quality_rows(quality: Quality) -> list[tuple[str, str, str]]:
 
 
 def write_quality(folder: Path, quality: Quality, missed: Sequence[str]) -> None:
-    """Write quality.json; a missed contract is marked in it."""
+    """Write quality.json; a missed contract, and quality that cannot be meant, are marked in it."""
     value = quality.as_json()
+    if quality.notes:
+        value["notes"] = list(quality.notes)
+    if warnings := quality.warnings():
+        value["warnings"] = list(warnings)
     if missed:
         value["contract_missed"] = list(missed)
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
@@ -226,17 +250,20 @@ def write_card(folder: Path, title: str, how: str, quality: Quality, missed: Seq
 def card_lines(how: str, quality: Quality, missed: Sequence[str]) -> list[str]:
     """The section in Markdown."""
     lines = ["## Quantization", "", how, ""]
+    if warnings := quality.warnings():
+        lines += [f"**WARNING: not usable: {'; '.join(warnings)}.**", ""]
     lines += ["| | original | quantized |", "|---|---|---|"]
     lines += [f"| {what} | {first} | {second} |" for what, first, second in quality_rows(quality)]
     lines += ["", _how_measured(quality)]
     if quality.kept:
         lines += ["", f"Left unquantized: {', '.join(quality.kept)}."]
+    for note in quality.notes:
+        lines += ["", f"{note}."]
     if suspects := quality.suspects():
         named = ", ".join(f"{layer.name} ({layer.error:.3g})" for layer in suspects)
         lines += ["", f"**Errors far above those of other layers:** {named}."]
     if missed:
         lines += ["", f"**The quality asked for was missed:** {'; '.join(missed)}."]
-    lines += [f"\n{note}" for note in quality.notes]
     return lines
 
 
@@ -246,7 +273,8 @@ def _how_measured(quality: Quality) -> str:
     return (
         f"Measured on {quality.eval_tokens:,} tokens of {quality.eval_source} in windows of {quality.eval_window} with "
         f"a stride of {quality.eval_stride}, in float32 on the weights as they are in these files; tokens/s on the "
-        f"machine that quantized it. Calibration: {text}. The error of each layer is in {QUALITY_FILE}."
+        f"machine that quantized it, original and quantized in turns, the median of {quality.turns}. "
+        f"Calibration: {text}. The error of each layer is in {QUALITY_FILE}."
     )
 
 

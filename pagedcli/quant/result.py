@@ -16,10 +16,8 @@ class QuantizeResult:
         folder: That was written.
         quality: Its report.
         missed: By how much the quality asked for was missed, a text each; empty: it was met, or none was asked for.
-        notes: What the user should hear at the end.
     """
 
     folder: Path
     quality: Quality
     missed: tuple[str, ...]
-    notes: tuple[str, ...]

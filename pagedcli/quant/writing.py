@@ -9,6 +9,7 @@ from pathlib import Path
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.checkpoint.quant_tensor import QuantTensor
 from pagedcli.checkpoint.quant_writer import DenseTensor, Target, WriteSettings, write_quantized
+from pagedcli.checkpoint.written_size import folder_bytes
 from pagedcli.quant.options import LayerResult, QuantizePlan
 from pagedcli.quant.quality import CARD_FILE
 
@@ -39,6 +40,14 @@ def write_settings(plan: QuantizePlan, target: Target) -> WriteSettings:
         kept=plan.kept,
         damp=options.damp if options.method == "gptq" else None,
     )
+
+
+def output_bytes(source: Checkpoint, plan: QuantizePlan, target: Target) -> int:
+    """What the output folder will take, about; nothing is read for it."""
+    groups = {
+        name: linear.group_size for linear in plan.linears if linear.kept is None for name in linear.names
+    }
+    return folder_bytes(source, groups, write_settings(plan, target))
 
 
 def _tensors(results: Iterable[LayerResult]) -> Iterator[QuantTensor | DenseTensor]:

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from pagedcli.errors import CheckpointError
+from pagedcli.errors import CheckpointError, how_to_install
 from pagedcli.text.parts import TokenizerParts, checked, try_out, unique
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -43,7 +43,7 @@ def _read_backend(path: Path) -> Backend:
     file = path / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(
-            f"{path} has no tokenizer.json: convert its tokenizer with transformers (pip install 'pagedcli[convert]'), "
+            f"{path} has no tokenizer.json: convert its tokenizer with transformers ({how_to_install('convert')}), "
             f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
         )
     backend = checked(str(file), lambda: Backend.from_str(_read_text(file)))

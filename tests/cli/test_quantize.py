@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 
 from pagedcli.checkpoint.sources import open_checkpoint
 from pagedcli.cli.main import run
+from pagedcli.errors import how_to_install
 from tests.fixtures_checkpoints import write_tiny_checkpoint
 
 pytest.importorskip("torch")
@@ -113,8 +115,8 @@ def test_a_folder_that_generates_with_its_report(
     assert run(["generate", "-p", "Sentence", "-m", name, "--max-tokens", "4", "-q"]) == 0
 
 
-def _unpacked_gptq(out: str) -> dict[str, Any]:
-    """The tensors of a GPTQ folder, dequantized with nothing of ours; float32 by name."""
+def _unpacked_gptq(out: str, *, less: int) -> dict[str, Any]:
+    """The tensors of a GPTQ folder, dequantized with nothing of ours; float32 by name. Zero points lack `less`."""
     import torch
     from safetensors.torch import load_file
 
@@ -124,22 +126,33 @@ def _unpacked_gptq(out: str) -> dict[str, Any]:
     for name in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
         words, zeros = tensors[f"{name}.qweight"].long(), tensors[f"{name}.qzeros"].long()
         codes = ((words[:, None, :] >> lanes[None, :, None]) & 15).reshape(-1, words.shape[1])
-        points = ((zeros[:, :, None] >> lanes) & 15).reshape(zeros.shape[0], -1) + 1
+        points = ((zeros[:, :, None] >> lanes) & 15).reshape(zeros.shape[0], -1) + less
         group = tensors[f"{name}.g_idx"].long()
         scaled = (codes - points[group]) * tensors[f"{name}.scales"].float()[group]
         weights[f"{name}.weight"] = scaled.T.contiguous()
     return weights
 
 
-def test_the_report_agrees_with_plain_transformers_on_the_files(folder: Path) -> None:
+@pytest.mark.parametrize(("flags", "less"), [((), 1), (("--asym",), 0)])
+def test_the_report_agrees_with_plain_transformers_on_the_files(
+    folder: Path, flags: tuple[str, ...], less: int
+) -> None:
+    """Groups out of order, symmetric as version 1 and asymmetric as version 2; what runs the files agrees, too."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert quantize("--gptq", "--desc-act", "--group-size", "32", *SMALL, "-q", "-o", "out") == 0
+    from tests.quant_logits import native_logits
+
+    assert quantize("--gptq", "--desc-act", "--group-size", "32", *flags, *SMALL, "-q", "-o", "out") == 0
+    assert any(
+        (tensor := open_checkpoint(Path("out")).quantized(f"model.layers.0.mlp.{name}")) is not None
+        and tensor.g_idx is not None
+        for name in ("gate_proj", "down_proj")
+    )
     ids = AutoTokenizer.from_pretrained("model")(Path("held.txt").read_text(), return_tensors="pt").input_ids
     model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
     perplexities = []
-    for weights in (None, _unpacked_gptq("out")):
+    for weights in (None, _unpacked_gptq("out", less=less)):
         if weights is not None:
             weights.pop("lm_head.bias", None)
             model.load_state_dict(weights)
@@ -151,6 +164,11 @@ def test_the_report_agrees_with_plain_transformers_on_the_files(folder: Path) ->
             for pair in zip(logits, targets, strict=True)
         ]
         perplexities.append(float(torch.cat(losses).mean().exp()))
+    first = ids[0, :64]
+    with torch.no_grad():
+        want = model(first[None]).logits[0].numpy()
+    found_logits = native_logits(Path("out"), "float32", "float32", first.tolist())
+    np.testing.assert_allclose(found_logits, want, rtol=0, atol=1e-4 * np.abs(want).max())
     found = quality("out")["perplexity"]
     assert [found["original"], found["quantized"]] == pytest.approx(perplexities, rel=1e-3)
     assert quality("out")["eval"]["tokens"] == sum(map(len, targets))
@@ -347,6 +365,59 @@ def test_a_sabotaged_linear_is_named(
     assert "model.layers.1.mlp.down_proj" in Path("out", "README.md").read_text()
 
 
+def test_damping_that_is_raised_and_given_up_is_reported(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from pagedcli.quant import gptq
+
+    real, calls = gptq.factorize, []
+
+    def factorize(gram: torch.Tensor, damp: float, *, by_activation: bool) -> Any:
+        calls.append(gram)
+        beside = {2: 1.05, 4: 3.0}.get(len(calls))
+        if beside is None:
+            return real(gram, damp, by_activation=by_activation)
+        bent = torch.eye(len(gram))  # with one eigenvalue of 1 - beside
+        bent[0, 1] = bent[1, 0] = beside
+        return real(bent, damp, by_activation=by_activation)
+
+    monkeypatch.setattr(gptq, "factorize", factorize)
+    assert quantize("--gptq", *SMALL, "-o", "out") == 0
+    raised = "model.layers.0.self_attn.o_proj: damping raised to 0.1"
+    given_up = (
+        "model.layers.0.mlp.down_proj: the Hessian cannot be factored at any damping: rounded to nearest"
+    )
+    err = capfd.readouterr().err
+    card = Path("out", "README.md").read_text()
+    for note in (raised, given_up):
+        assert note in err
+        assert note in card
+    assert quality("out")["notes"] == [raised, given_up]
+    methods = {layer["name"]: layer["method"] for layer in quality("out")["layers"]}
+    assert [name for name, method in methods.items() if method == "rtn"] == ["model.layers.0.mlp.down_proj"]
+
+
+def test_a_useless_model_is_said_aloud_without_a_contract(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pagedcli.quant import job
+
+    honest = job.compare
+    monkeypatch.setattr(
+        job,
+        "compare",
+        lambda *args, **kwargs: dataclasses.replace(honest(*args, **kwargs), perplexity_quantized=1e9),
+    )
+    assert quantize("--rtn", *SMALL[6:], "-o", "out", "-q") == 0
+    err = capfd.readouterr().err
+    assert "WARNING: out is not usable: perplexity is" in err
+    assert "times the original's (over 2 times)" in err
+    assert len(quality("out")["warnings"]) == 1
+    assert "**WARNING: not usable" in Path("out", "README.md").read_text()
+
+
 def test_the_self_check_finds_a_file_that_is_not_what_was_made(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +484,7 @@ def test_without_torch_one_line_says_what_to_install(folder: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "paged: paged quantize needs PyTorch, torch is not installed: pip install 'pagedcli[quantize]'\n"
+        f"paged: paged quantize needs PyTorch, torch is not installed: {how_to_install('quantize')}\n"
     )
 
 

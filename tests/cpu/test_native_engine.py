@@ -14,7 +14,7 @@ import pytest
 from pagedcli.api.llm import LLM
 from pagedcli.api.resolve import resolve_backend
 from pagedcli.core.sampling import SamplingParams
-from pagedcli.errors import ConfigError, MissingDependencyError
+from pagedcli.errors import ConfigError, MissingDependencyError, how_to_install
 from tests.conftest import MakeModel
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "threads": 1, "max_model_len": 200, "num_pages": 200, "seed": 3}
@@ -152,7 +152,7 @@ def test_what_needs_torch_says_so_in_one_line(
     for settings, extra in (({"device": "cuda"}, "cuda"), ({"device": "cpu", "backend": "torch"}, "all")):
         with pytest.raises(MissingDependencyError) as caught:
             LLM(path, num_pages=50, **settings)
-        assert f"torch is not installed: pip install 'pagedcli[{extra}]'" in str(caught.value)
+        assert f"torch is not installed: {how_to_install(extra)}" in str(caught.value)
         assert "\n" not in str(caught.value)
 
 

@@ -103,9 +103,14 @@ def _plan(peak: int, work: int) -> QuantizePlan:
 
 
 def test_room_is_checked_before_anything_starts(tmp_path: Path) -> None:
-    assert "of memory" in check_room(_plan(1 << 20, 1 << 20), tmp_path / "new", 1 << 20)
+    said = check_room(_plan(1 << 20, 1 << 20), tmp_path / "new", 1 << 20)
+    assert said == "takes about 1 MiB of memory and up to 3 MiB of disk, 1 MiB in the end"
+    said = check_room(_plan(1 << 20, 1 << 20), tmp_path / "new", 1 << 20, may_repeat=True)
+    assert said.endswith(", 1 MiB more for each round that the demand takes")
     with pytest.raises(ConfigError, match=r"takes about 1.049e\+06 GiB of memory, .* is free"):
         check_room(_plan(1 << 50, 0), tmp_path / "new", 0)
+    with pytest.raises(ConfigError, match=r"takes about 1.049e\+06 GiB .*: use a smaller model"):
+        check_room(_plan(0, 0), tmp_path / "new", 0, running=1 << 50)
     with pytest.raises(ConfigError, match=r"takes up to .* of disk .* is free"):
         check_room(_plan(0, 1 << 60), tmp_path / "new", 0)
 
@@ -120,7 +125,7 @@ def test_what_an_earlier_run_left_takes_no_room_again(
         check_room(_plan(0, 3000), tmp_path / "out", 2000)
     work = prepare_output(tmp_path / "out", tmp_path / "model", overwrite=False) / "round-0"
     work.mkdir()
-    (work / "layer-0000.safetensors").write_bytes(b"x" * 4000)
+    (work / "layer-0000.safetensors").write_bytes(b"x" * 6000)
     assert "of disk" in check_room(_plan(0, 3000), tmp_path / "out", 2000)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import torch
 from pagedcli.checkpoint.sources import open_checkpoint
 from pagedcli.quant.contract import next_to_keep
 from pagedcli.quant.evaluation import evaluate
+from pagedcli.quant.measure import behave_in_turns, first_divergence
 from pagedcli.quant.options import PlannedLinear, QuantizeOptions, QuantizePlan
 from pagedcli.quant.quality import (
     Contract,
@@ -187,6 +191,63 @@ def test_a_ruined_model_still_gives_valid_json(tmp_path: Path) -> None:
     value = json.loads((tmp_path / "quality.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert value["perplexity"] == {"original": 10.0, "quantized": None}
     assert [layer.name for layer in ruined.suspects()] == ["model.layers.0.q_proj"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({}, None),
+        ({"perplexity_quantized": 20.0, "kl_mean": 1.0}, None),
+        ({"perplexity_quantized": 53.0}, "perplexity is 5.3 times the original's (over 2 times)"),
+        ({"perplexity_quantized": math.nan}, "perplexity is nan times the original's (over 2 times)"),
+        ({"perplexity_quantized": math.inf}, "perplexity is inf times the original's (over 2 times)"),
+        ({"kl_mean": 1.25}, "KL from the original is 1.25 nats a token (over 1)"),
+        ({"kl_mean": math.nan}, "KL from the original is nan nats a token (over 1)"),
+        ({"repeats_one_token": True}, "it repeats a single token whatever the prompt"),
+    ],
+)
+def test_absurd_quality_is_marked_without_a_contract(
+    tmp_path: Path, changes: dict[str, Any], warning: str | None
+) -> None:
+    quality = _quality(**changes)
+    write_quality(tmp_path, quality, ())
+    write_card(tmp_path, "a model", "made so", quality, ())
+    value, card = (
+        json.loads((tmp_path / "quality.json").read_text()),
+        (tmp_path / "README.md").read_text(),
+    )
+    assert value.get("warnings") == (None if warning is None else [warning])
+    assert ("not usable" in card) == (warning is not None)
+    assert warning is None or f"**WARNING: not usable: {warning}.**" in card
+
+
+def test_models_take_turns_and_the_median_is_reported(tmp_path: Path) -> None:
+    first, second = tmp_path / "original", tmp_path / "quantized"
+    # The machine gets slower and slower, and hiccups in one of the original's turns.
+    speeds = iter([100.0, 150.0, 1.0, 135.0, 80.0, 120.0])
+    opened: list[str] = []
+
+    class FakeSession:
+        def write(self, prompts: list[list[int]], **_: Any) -> list[list[int]]:
+            return [[1, 2, len(opened)] for _ in prompts]
+
+        def tokens_per_second(self) -> float:
+            return next(speeds)
+
+    class FakeEngines:
+        @contextmanager
+        def open(self, model: Path) -> Iterator[FakeSession]:
+            opened.append(model.name)
+            yield FakeSession()
+            opened.append("closed")
+
+    watcher = SimpleNamespace(phase=lambda name: nullcontext(), progress=lambda *_: None)
+    tokenizer = SimpleNamespace(encode=lambda text: [len(text)])
+    engines: Any = FakeEngines()
+    before, after = behave_in_turns(engines, (first, second), tokenizer, watcher)  # type: ignore[arg-type]
+    assert opened == ["original", "closed", "quantized", "closed"] * 3
+    assert (before.tokens_per_second, after.tokens_per_second) == (80.0, 135.0)
+    assert first_divergence(before, after) == 2.0
 
 
 def test_a_missed_contract_is_marked_in_both_files(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pagedcli.checkpoint.quant_writer import copy_companions
 from pagedcli.checkpoint.sources import open_checkpoint
 from pagedcli.config import ModelConfig
 from pagedcli.errors import ConfigError
+from pagedcli.ops.select import int8_pays
 from tests.conftest import MakeModel
 from tests.quant_support import write_quantized_model
 
@@ -73,6 +74,31 @@ def test_combinations_that_cannot_be_are_refused(
         choose_weights(
             ModelConfig(**settings), quantization, dtype=dtype, backend=backend, int8_dot=lambda: True
         )
+
+
+@pytest.mark.parametrize(
+    ("isa", "flags", "pays"),
+    [
+        ("amx", "", True),
+        ("avx512bf16", "", True),
+        ("neondot", "", True),
+        ("avx512", "avx512f avx512_vnni", True),
+        ("avx512", "avx512f avx512bw", False),
+        ("avx512", "avx512_vnni_of_another_name", False),
+        ("avx2", "avx2 avx_vnni", True),
+        ("avx2", "avx2 fma", False),
+        ("neon", "avx512_vnni", False),
+        ("portable", "avx512_vnni", False),
+    ],
+)
+def test_int8_pays_where_one_instruction_multiplies_it(
+    isa: str, flags: str, pays: bool, tmp_path: Path
+) -> None:
+    """Cascade Lake and Ice Lake have VNNI and no bfloat16, so that they run the variant of plain AVX-512."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\nvmx flags\t: x\nbugs\t: avx_vnni\n\n" * 2)
+    assert int8_pays(isa, cpuinfo) is pays
+    assert int8_pays(isa, tmp_path / "nowhere") is (pays and not flags)
 
 
 def test_the_method_is_checked_against_what_is_there() -> None:

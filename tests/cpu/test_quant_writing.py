@@ -16,6 +16,7 @@ from pagedcli.checkpoint.folder import SafetensorsCheckpoint
 from pagedcli.checkpoint.quant_tensor import QuantTensor
 from pagedcli.checkpoint.quant_writer import DenseTensor, Target, WriteSettings, why_not, write_quantized
 from pagedcli.checkpoint.sources import open_checkpoint
+from pagedcli.checkpoint.written_size import folder_bytes, written_bytes
 from pagedcli.errors import CheckpointError
 from tests.conftest import MakeModel
 from tests.quant_support import Grid, quantize, unpack_independently
@@ -79,6 +80,8 @@ def test_what_is_written_means_what_was_given(
     made = quantized_linears(source, bits, group, symmetric, order)
     settings = WriteSettings(target, bits, group, symmetric, order)
     write_quantized(tmp_path, source, (tensor for tensor, _ in made.values()), settings)
+    groups = {linear: tensor.group_size for linear, (tensor, _) in made.items()}
+    assert written_bytes(source, groups, settings) == open_checkpoint(tmp_path).stored_bytes()
     independent = unpack_independently(tmp_path)
     written = SafetensorsCheckpoint(tmp_path)
     for name, (tensor, grid) in made.items():
@@ -193,6 +196,25 @@ def test_linears_that_are_kept_stay_dense(tiny_checkpoint: MakeModel, tmp_path: 
             )
         text = (tmp_path / target / "config.json").read_text()
         assert all(name in text.replace("\\\\", "").replace("\\", "") for name in kept)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("target", ["gptq", "autoawq"])
+def test_the_size_said_before_is_held_by_large_embeddings(
+    target: Target, tied: bool, tiny_checkpoint: MakeModel, tmp_path: Path
+) -> None:
+    """Most of such a model is embedding and head, which stay dense; GPTQ stores a tied one twice."""
+    sizes = {**SIZES, "vocab_size": 4096, "tie_word_embeddings": tied}
+    source = open_checkpoint(tiny_checkpoint("llama", **sizes))
+    made = quantized_linears(source, 4, 32, target == "gptq", False)
+    settings = WriteSettings(target, 4, 32, target == "gptq")
+    write_quantized(tmp_path, source, (tensor for tensor, _ in made.values()), settings)
+    groups = dict.fromkeys(made, 32)
+    stored = open_checkpoint(tmp_path).stored_bytes()
+    assert written_bytes(source, groups, settings) == stored
+    assert stored >= 4 * 4096 * 64 * (1 + (not tied or target == "gptq"))
+    on_disk = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert stored < on_disk <= folder_bytes(source, groups, settings)
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("float16", "F16"), ("bfloat16", "BF16"), ("float32", "F32")])

@@ -11,7 +11,7 @@ from pagedcli.bench.report.build import build_document
 from pagedcli.bench.report.document import Document
 from pagedcli.bench.report.html import as_html
 from pagedcli.bench.report.markdown import as_markdown
-from pagedcli.errors import ConfigError, MissingDependencyError
+from pagedcli.errors import ConfigError, MissingDependencyError, how_to_install
 
 
 def read_results(path: Path) -> Any:
@@ -43,7 +43,7 @@ def check_outputs(*paths: str | None, html: str | None = None) -> None:
 
         if find_spec("matplotlib") is None:
             raise MissingDependencyError(
-                "an HTML report has plots, which need matplotlib: pip install 'pagedcli[bench]'"
+                f"an HTML report has plots, which need matplotlib: {how_to_install('bench')}"
             )
 
 

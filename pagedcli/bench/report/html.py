@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from html import escape
 
 from pagedcli.bench.report.document import Block, Claims, ClaimText, Column, Document, Plot, Section, Table
-from pagedcli.errors import MissingDependencyError
+from pagedcli.errors import MissingDependencyError, how_to_install
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # A sign beside the word, so that a verdict is not told by its colour alone.
@@ -153,6 +153,6 @@ def _svg(plot: Plot, name: str) -> str:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
         raise MissingDependencyError(
-            "an HTML report has plots, which need matplotlib: pip install 'pagedcli[bench]'"
+            f"an HTML report has plots, which need matplotlib: {how_to_install('bench')}"
         ) from None
     return svg(plot, name)

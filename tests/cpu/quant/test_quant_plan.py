@@ -184,3 +184,37 @@ def test_the_peak_that_is_said_is_held(method: str, tiny_checkpoint: MakeModel, 
         int, subprocess.run(command, check=True, capture_output=True, timeout=110).stdout.split()
     )
     assert 0.6 * said < held <= said
+
+
+COMPARE = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from pagedcli.checkpoint import open_checkpoint
+from pagedcli.models.spec import ModelSpec
+from pagedcli.quant.evaluation import evaluate
+from pagedcli.quant.memory import MAX_EVAL_TOKENS, evaluation_bytes
+from pagedcli.quant.options import QuantizeOptions
+from pagedcli.quant.plan import plan_quantization
+checkpoint = open_checkpoint(Path(sys.argv[1]))
+plan = plan_quantization(checkpoint, QuantizeOptions("rtn", group_size=32), [], 2)
+ids = np.random.default_rng(0).integers(3, 320, (MAX_EVAL_TOKENS // 512, 512))
+evaluate(checkpoint, checkpoint, list(ids)[: int(sys.argv[2])], folded=False)
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
+print(evaluation_bytes(plan, ModelSpec.from_config(checkpoint.config, "config")), int(peak[1]) * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.nightly
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_peak_of_the_comparison_is_held_by_large_vocabularies(
+    tied: bool, tiny_checkpoint: MakeModel
+) -> None:
+    sizes = SMALL | {"hidden_size": 512, "vocab_size": 100_000, "tie_word_embeddings": tied}
+    model = tiny_checkpoint("llama", dtype="bfloat16", num_hidden_layers=1, **sizes)
+    command = [sys.executable, "-c", COMPARE, str(model), "2"]
+    said, held = map(
+        int, subprocess.run(command, check=True, capture_output=True, timeout=110).stdout.split()
+    )
+    assert 0.5 * said < held <= said
