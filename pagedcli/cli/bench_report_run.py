@@ -13,7 +13,7 @@ def run_report(file: str, *, markdown_file: str | None, html_file: str | None, q
     """Run the command; its exit code.
 
     Raises:
-        ConfigError: FILE is no benchmark's, or a report cannot be written.
+        ConfigError: FILE is no benchmark's, or a report may not be written.
         MissingDependencyError: `--html` without matplotlib.
     """
     check_outputs(markdown_file, html=html_file)

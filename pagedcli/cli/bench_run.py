@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedcli.bench.environment import describe_machine, provenance
-from pagedcli.bench.report.build import build_document
-from pagedcli.bench.report.console import print_document
-from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.report.files import check_outputs
 from pagedcli.bench.results import Measured, as_dict
 from pagedcli.bench.run import Run
 from pagedcli.bench.session import Session
@@ -23,8 +21,9 @@ from pagedcli.bench.sweep import Limits, Results, Setting, Sweep
 from pagedcli.bench.work import RunWork
 from pagedcli.cli.bench import SWEPT
 from pagedcli.cli.bench_live import BenchLive, spread
+from pagedcli.cli.bench_output import show_and_write
 from pagedcli.cli.config_note import say_config
-from pagedcli.cli.console import Messages, make_messages, result_console
+from pagedcli.cli.console import Messages, make_messages
 from pagedcli.config import EngineConfig, ServeConfig
 from pagedcli.config_file import Settings, Value, load_settings
 from pagedcli.core.sampling import SamplingParams
@@ -222,14 +221,8 @@ def _report(
         raise KeyboardInterrupt
     if len(runs) == len(sweep.settings):
         add_comparisons(runs, results)
-    data: Any = runs if len(sweep.settings) > 1 else runs[0]
-    if not options.quiet:
-        print_document(build_document(data), result_console())
     _say_end(results, runs, messages)
-    # Last, since a file that cannot be written must not cost what was measured.
-    write_reports(
-        data, json_file=options.json_file, markdown_file=options.markdown_file, html_file=options.html_file
-    )
+    show_and_write(runs if len(sweep.settings) > 1 else runs[0], options)
     if results.is_interrupted:
         return INTERRUPTED
     return SOME_FAILED if any(run["failed"] for run in runs) else 0

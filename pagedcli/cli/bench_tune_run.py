@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
-from pagedcli.bench.report.console import print_document
-from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.report.files import check_outputs
 from pagedcli.bench.run import Run
 from pagedcli.bench.session import Session
 from pagedcli.bench.tune import AIMS, SETTINGS, Aim, Candidate, Figures, Tuned, Tuner, default_space
 from pagedcli.bench.tuned_file import figures_text, render, verdict_text
+from pagedcli.cli.bench_output import show_and_write
 from pagedcli.cli.bench_progress import TimedProgress
 from pagedcli.cli.config_note import machine_facts
-from pagedcli.cli.console import Messages, make_messages, result_console
+from pagedcli.cli.console import Messages, make_messages
 from pagedcli.config import EngineConfig, ServeConfig
 from pagedcli.config_file import FOLDER_FILE, TUNED, Settings, Value, load_settings
 from pagedcli.core.sampling import SamplingParams
@@ -90,14 +90,11 @@ def run_tune(
     tuned = search(settings, session, workload, aim, options, messages)
     load.end()
     about = _about(settings.engine, options, aim)
-    _write(output, render(tuned, aim, about))
-    data = report_dict(tuned, aim, about, session, workload, load)
-    document = write_reports(
-        data, json_file=options.json_file, markdown_file=options.markdown_file, html_file=options.html_file
-    )
-    if not options.quiet:
-        print_document(document, result_console())
-    messages.say(f"{output}: {verdict_text(tuned)}")
+    try:
+        _write(output, render(tuned, aim, about))
+        messages.say(f"{output}: {verdict_text(tuned)}")
+    finally:
+        show_and_write(report_dict(tuned, aim, about, session, workload, load), options)
     return INTERRUPTED if tuned.is_interrupted else 0
 
 
@@ -249,7 +246,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
+        raise PagedError(f"{path}: cannot write: {error.strerror}") from None
 
 
 def report_dict(

@@ -158,6 +158,95 @@ class _Wrong:
         return dataclasses.replace(made, requests=(changed, *made.requests[1:]))
 
 
+@pytest.mark.parametrize(
+    ("last", "rows", "others"),
+    [
+        (("modes/paged, static", 1), 4, []),  # in the first round
+        (("modes/paged, static", 2), 7, []),  # in the second one, which goes backwards
+        (("batch/2", 1), 7, ["context", "batch"]),
+        (("fairness/short only", 1), 7, ["context", "batch", "pages"]),
+    ],
+)
+def test_ctrl_c_keeps_the_whole_runs(
+    last: tuple[str, int],
+    rows: int,
+    others: list[str],
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the middle of a run of an arm: what ended before it is written, shown and said."""
+    monkeypatch.setattr(bench_compare_run, "SHORT", TINY)
+    monkeypatch.setattr(session_module, "measure_limits", lambda *settings: LIMITS)
+    seen: dict[str, int] = {}
+    true_call = bench_compare_run._Turns.__call__
+
+    def interrupt(self: Any, experiment: Any, arm: Any, *numbers: int) -> None:
+        name = f"{experiment.name}/{arm.name}"
+        seen[name] = seen.get(name, 0) + 1
+        true_call(self, experiment, arm, *numbers)
+        if (name, seen[name]) == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_compare_run._Turns, "__call__", interrupt)
+    file, page, text = tmp_path / "all.json", tmp_path / "all.html", tmp_path / "all.md"
+    flags = ["--short", "--threads", "1", "--json", str(file), "--html", str(page), "--markdown", str(text)]
+    assert run(["bench", "compare", "-m", model, *flags]) == 130
+    found = json.loads(file.read_text())
+    assert found["interrupted"] is True
+    assert len(found["rows"]) == rows
+    assert [experiment["name"] for experiment in found["experiments"]] == others
+    told = {claim["verdict"]: claim["measured"] for claim in found["claims"]}
+    assert told["not measured"]
+    assert any("interrupted" in claim["measured"] for claim in found["claims"])
+    assert "Interrupted after" in text.read_text()
+    assert page.read_text().startswith("<!doctype html>")
+    shown = capsys.readouterr()
+    assert "interrupted: these are the figures of" in shown.err.replace("\n", " ")
+    assert "Interrupted after" in shown.out
+
+
+def test_ctrl_c_before_the_first_run_writes_nothing(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*about: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "run", interrupt)
+    file = tmp_path / "all.json"
+    flags = ["--short", "--threads", "1", "--json", str(file), "-q"]
+    assert run(["bench", "compare", "-m", model, *flags]) == 130
+    assert not file.exists()
+    assert capsys.readouterr().err == "paged: interrupted\n"
+
+
+TOML = "[serve]\nport = 8001\n[sampling]\ntemperature = 0.5\n[scheduler]\nmax_num_batched_tokens = 64\n"
+
+
+def test_a_file_of_this_folder_is_read_and_said_and_can_be_refused(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = dataclasses.replace(TINY, rounds=1, many_rounds=1)
+    monkeypatch.setattr(bench_compare_run, "SHORT", tiny)
+    monkeypatch.chdir(tmp_path)
+    Path("paged.toml").write_text(TOML + "policy = 'shortest'\n[cache]\npage_size = 32\n")
+    flags = ["bench", "compare", "-m", model, "--short", "--threads", "1", "--json", "all.json"]
+    assert run(flags) == 0
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "settings from paged.toml" in told
+    assert "the comparison sets cache.page_size, scheduler.policy itself: these are not used" in told
+    assert json.loads(Path("all.json").read_text())["settings"]["max_num_batched_tokens"] == 64
+    assert run([*flags, "--no-config", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+    assert json.loads(Path("all.json").read_text())["settings"]["max_num_batched_tokens"] > 64
+
+
+def test_what_is_compared_cannot_be_set(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "compare", "-m", model, "--short", "--set", "cache.page_size=8"]) == 2
+    assert "the comparison sets cache.page_size itself: leave it out" in capsys.readouterr().err
+
+
 def test_another_answer_to_the_same_request_is_found(model: str) -> None:
     config = EngineConfig(
         model=ModelConfig(model=model, dtype="float32"), device=DeviceConfig(device="cpu", threads=1)
