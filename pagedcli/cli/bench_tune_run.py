@@ -30,7 +30,7 @@ from pagedcli.config_file import FOLDER_FILE, TUNED, Settings, Value, load_setti
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import ConfigError, PagedError
 from pagedcli.runtime.threads import compute_threads
-from pagedcli.workloads.parse import parse_workload
+from pagedcli.workloads.parse import parse_workload, workload_name
 from pagedcli.workloads.requests import WorkloadRequest
 
 INTERRUPTED = 130
@@ -69,7 +69,7 @@ def run_tune(
     check_output(output, overwrite=options.overwrite)
     check_outputs(options.json_file, options.markdown_file, html=options.html_file)
     settings = load_settings(
-        config_file=Path(config_file) if config_file else None,
+        config_file=Path(config_file) if config_file is not None else None,
         assignments=assignments,
         flags=flags,
         extra_sections={"sampling": SamplingParams, "serve": ServeConfig},
@@ -79,7 +79,7 @@ def run_tune(
     with messages.phase("model ready"), messages.waiting("loading the model"):
         session = Session(settings.engine, on_phase=messages.detail, progress=messages.transfer)
     workload = parse_workload(
-        options.workload or "mixed",
+        workload_name(options.workload),
         vocab_size=session.spec.vocab_size,
         seed=options.seed or 0,
         num_requests=options.requests,
@@ -228,7 +228,7 @@ def _about(config: EngineConfig, options: TuneOptions, aim: Aim) -> dict[str, An
     """The table `[tuned]`."""
     return {
         **machine_facts(config),
-        "workload": options.workload or "mixed",
+        "workload": workload_name(options.workload),
         "requests": options.requests,
         "seed": options.seed or 0,
         "aim": str(aim),

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 from pagedcli.bench.report.build import build_document
@@ -54,14 +53,17 @@ def check_outputs(*paths: str | None, html: str | None = None) -> None:
 def _check_output(path: str) -> None:
     try:
         target = Path(path).absolute()
-        if not path or target.is_dir():
-            raise ConfigError(f"{path or repr(path)} is a folder: give the name of a file")
+        if not path:
+            raise ConfigError("the name of a report is empty: give a file")
+        if target.is_dir():
+            raise ConfigError(f"{path} is a folder: give the name of a file in it, such as {path}/report")
         if not target.parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {Path(path).parent}")
         if not os.access(target if target.exists() else target.parent, os.W_OK):
             raise ConfigError(f"{path}: may not be written: give a file in a folder of yours")
     except (OSError, ValueError) as error:  # too long a name, a null byte
-        raise ConfigError(f"{shorten(repr(path), 100)}: cannot be a file: {error}") from None
+        told = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path[:60]!r}: cannot be the name of a file: {told}") from None
 
 
 def write_reports(
