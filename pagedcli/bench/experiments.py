@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pagedcli.config import AllocationName, BatchingName, EngineConfig, PolicyName
 from pagedcli.errors import ConfigError
+from pagedcli.workloads.files import Encode
 from pagedcli.workloads.parse import parse_workload
 from pagedcli.workloads.requests import WorkloadRequest
 
@@ -200,6 +201,7 @@ class Plan:
         vocab_size: Token ids are below it.
         longest: The longest sequence that the model allows.
         models: Checkpoints that are there, "original" first.
+        encode: Makes token ids of the texts of a workload's file.
     """
 
     scale: Scale
@@ -207,6 +209,7 @@ class Plan:
     vocab_size: int
     longest: int
     models: tuple[str, ...]
+    encode: Encode | None = None
 
     @property
     def quantized(self) -> tuple[str, ...]:
@@ -224,16 +227,13 @@ class Plan:
         """The main comparison."""
         scale, longest = self.scale, min(self.scale.longest, self.longest)
         requests = parse_workload(
-            scale.workload, vocab_size=self.vocab_size, seed=self.seed, num_requests=scale.requests
+            scale.workload,
+            vocab_size=self.vocab_size,
+            seed=self.seed,
+            num_requests=scale.requests,
+            encode=self.encode,
         )
-        for request in requests:
-            needs = len(request.prompt_token_ids) + request.max_tokens
-            if needs > min(longest, scale.pool_tokens):
-                raise ConfigError(
-                    f"request {request.id} may take {needs} tokens, the comparison reserves {longest} for "
-                    "each and has "
-                    f"{scale.pool_tokens}: --max-model-len {needs}, a larger --kv-tokens, or other requests"
-                )
+        self._refuse_long(requests, longest)
         plain = Arm("", _renamed("modes", requests), scale.pool_tokens, longest, len(requests))
         arms = [
             dataclasses.replace(
@@ -249,6 +249,22 @@ class Plan:
         ]
         return Experiment(
             "modes", "The main comparison", "The same requests.", "Mechanism", tuple(arms), scale.rounds
+        )
+
+    def _refuse_long(self, requests: Sequence[WorkloadRequest], longest: int) -> None:
+        """Every request of the main comparison must fit into what is reserved for it, and into the memory."""
+        request = max(requests, key=_most_tokens)
+        needs, pool = _most_tokens(request), self.scale.pool_tokens
+        if needs <= min(longest, pool):
+            return
+        remedies = {
+            f"--max-model-len {needs}": longest < needs <= self.longest,
+            f"--kv-tokens {max(needs, longest if needs <= longest else 0)}": pool < needs <= self.longest,
+        }
+        told = " and ".join(text for text, helps in remedies.items() if helps)
+        raise ConfigError(
+            f"request {request.id} may take {needs} tokens, the comparison reserves {longest} for each and has "
+            f"{pool}: give {told or 'shorter requests'}"
         )
 
     def reserved(self) -> Experiment:
@@ -384,9 +400,13 @@ class Plan:
         )
 
 
+def _most_tokens(request: WorkloadRequest) -> int:
+    return len(request.prompt_token_ids) + request.max_tokens
+
+
 def _renamed(name: str, requests: Sequence[WorkloadRequest]) -> tuple[WorkloadRequest, ...]:
     return tuple(
-        dataclasses.replace(request, id=f"{name}-{index}", follows=None)
+        dataclasses.replace(request, id=f"{name}-{index}", arrival_s=0.0, follows=None)
         for index, request in enumerate(requests)
     )
 

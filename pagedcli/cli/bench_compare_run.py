@@ -130,7 +130,14 @@ def _measure(
     """Load everything, run everything, judge it."""
     sessions, models = load_models(config, known.folders, messages)
     original = sessions[ORIGINAL]
-    plan = Plan(scale, options.seed, original.spec.vocab_size, original.spec.max_position, tuple(models))
+    plan = Plan(
+        scale,
+        options.seed,
+        original.spec.vocab_size,
+        original.spec.max_position,
+        tuple(models),
+        original.encode,
+    )
     missing = what_is_missing(known, original)
     if plan.longest < RESERVED_TOKENS:
         missing["reserved"] = f"the model's longest sequence is {plan.longest:,} tokens"

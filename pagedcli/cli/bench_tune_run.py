@@ -34,6 +34,7 @@ from pagedcli.workloads.parse import parse_workload, workload_name
 from pagedcli.workloads.requests import WorkloadRequest
 
 INTERRUPTED = 130
+MOST_MINUTES = 7 * 24 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,8 @@ def aim_of(options: TuneOptions) -> Aim:
         if value is not None and not value > 0:
             raise ConfigError(f"{name} is {value:g}: it must be positive")
     ttft, itl = (None if ms is None else ms / 1e3 for ms in (options.max_ttft_ms, options.max_itl_ms))
+    if options.minutes > MOST_MINUTES:
+        raise ConfigError(f"--minutes is {options.minutes:g}: give at most {MOST_MINUTES}, a week")
     return Aim(options.aim, ttft, itl)
 
 
@@ -126,7 +129,11 @@ def check_output(path: Path, *, overwrite: bool) -> None:
     """
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"-o {path}: there is no folder {path.parent}")
-    if overwrite or not path.exists():
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ConfigError(f"-o {path} is no file: give the name of one")
+    if overwrite:
         return
     try:
         is_ours = TUNED in tomllib.loads(path.read_text(encoding="utf-8-sig"))

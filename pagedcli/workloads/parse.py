@@ -191,6 +191,8 @@ def _read(path: Path, reading: Reading, length_scale: float) -> Iterator[Workloa
 
 
 def _content(path: Path) -> str:
+    if path.is_char_device() or path.is_block_device():
+        raise WorkloadError(f"workload {str(path)!r}: is a device: give a file")
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:

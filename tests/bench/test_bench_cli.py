@@ -301,3 +301,17 @@ def test_many_reasons_to_fail_are_a_few_lines(bench: Any) -> None:
     assert len(figures["errors"]) > 5
     assert err.count("failed: ") == 5
     assert "for other reasons, which --json FILE has" in err
+
+
+def test_tuned_settings_are_read_said_and_can_be_left_out(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "paged.toml").write_text(
+        "[cache]\npage_size = 32\n[serve]\nport = 8001\n[tuned]\ncores = 999\n"
+    )
+    code, figures, _, err = bench(*SMALL)
+    told = " ".join(err.split())
+    assert (code, figures["settings"]["page_size"]) == (0, 32)
+    assert "settings from paged.toml in this folder" in told
+    assert "tuned for cores 999" in told
+    code, figures, _, err = bench(*SMALL, "--no-config")
+    assert (code, figures["settings"]["page_size"]) == (0, 16)
+    assert "paged.toml" not in err

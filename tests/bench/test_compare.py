@@ -242,6 +242,28 @@ def test_a_file_of_this_folder_is_read_and_said_and_can_be_refused(
     assert json.loads(Path("all.json").read_text())["settings"]["max_num_batched_tokens"] > 64
 
 
+def test_texts_of_a_file_are_compared(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages through the template, all there from the start whatever the file says of arrivals."""
+    monkeypatch.setattr(bench_compare_run, "SHORT", dataclasses.replace(TINY, rounds=1, many_rounds=1))
+    rows = [
+        {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 3, "arrival_s": 1000},
+        {"prompt": "a b", "max_tokens": 3},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = [
+        "--threads",
+        "1",
+        "--workload",
+        str(tmp_path / "rows.jsonl"),
+        "--json",
+        str(tmp_path / "all.json"),
+    ]
+    assert run(["bench", "compare", "-m", model, "--short", "-q", *flags]) == 0
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert found["rows"][0]["requests"] == 2
+    assert "The same 2 requests" in found["about"]
+
+
 def test_what_is_compared_cannot_be_set(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "compare", "-m", model, "--short", "--set", "cache.page_size=8"]) == 2
     assert "the comparison sets cache.page_size itself: leave it out" in capsys.readouterr().err
@@ -285,7 +307,11 @@ def test_answers_that_differ_are_an_error_after_the_report(
     ("flags", "words"),
     [
         (["--requests", "0"], "--requests is 0"),
-        (["--kv-tokens", "64"], "--kv-tokens"),
+        (["--kv-tokens", "64"], "has 64: give --kv-tokens 256"),
+        (["--kv-tokens", "64", "--max-model-len", "70"], "give --max-model-len 127 and --kv-tokens 127"),
+        (["--workload", "fixed:400:200"], "give shorter requests"),
+        (["--quantize", "/dev/null/x"], "--quantize /dev/null/x: cannot be a folder"),
+        (["--workload", "/dev/zero"], "is a device"),
         (["--workload", "nonsense"], "nonsense"),
         (["--quantize", "x", "--awq", "y"], "leave --awq and --gptq out"),
         (["--awq", "/nowhere/at/all"], "/nowhere/at/all"),
