@@ -15,10 +15,11 @@ from typing import Any
 
 from pagedcli.bench.compare import Results, report_dict, run_all
 from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
-from pagedcli.bench.experiments import FULL, ORIGINAL, RESERVED_TOKENS, SHORT, Arm, Experiment, Plan, Scale
+from pagedcli.bench.experiments import ORIGINAL, RESERVED_TOKENS, Arm, Experiment, Plan
 from pagedcli.bench.machine import MachineLimits
 from pagedcli.bench.report.files import check_outputs
 from pagedcli.bench.report.head import model_name
+from pagedcli.bench.scales import FULL, SHORT, Scale
 from pagedcli.bench.session import Session
 from pagedcli.cli.bench_compare_models import (
     METHODS,
@@ -235,6 +236,8 @@ def _command(options: CompareOptions, config: EngineConfig) -> str:
     words = ["paged bench compare"]
     if config.model.model is not None:
         words += ["-m", Path(config.model.model).name]
+    words += ["--dtype", config.model.dtype] if config.model.dtype != "auto" else []
+    words += ["--threads", str(config.device.threads)] if config.device.threads is not None else []
     words += ["--short"] if options.short else []
     for item in ("workload", "requests", "kv_tokens", "repeats"):
         value = getattr(options, item)

@@ -13,9 +13,10 @@ from pagedcli.bench import session as session_module
 from pagedcli.bench.claims_list import CLAIMS
 from pagedcli.bench.compare import Model, quality_facts, run_all
 from pagedcli.bench.compare_figures import figures_of, swing
-from pagedcli.bench.experiments import FULL, ONE_PAGE, ORIGINAL, SHORT, Plan, Scale
+from pagedcli.bench.experiments import ORIGINAL, Plan
 from pagedcli.bench.machine import MachineLimits
 from pagedcli.bench.run import RequestRun, Run, Sample
+from pagedcli.bench.scales import FULL, ONE_PAGE, SHORT, Scale
 from pagedcli.bench.session import Session
 from pagedcli.cli import bench_compare_run
 from pagedcli.cli.main import run
@@ -130,6 +131,7 @@ def test_the_file_has_its_head(compared: dict[str, Any]) -> None:
     assert compared["kind"] == "compare"
     assert compared["settings"]["dtype"] == "float32"
     assert compared["settings"]["threads"] == 1
+    assert "--dtype float32 --threads 1 --short" in compared["command"]
     assert {"machine", "date", "version", "command", "limits", "seconds", "other_load"} <= set(compared)
     names = [experiment["name"] for experiment in compared["experiments"]]
     assert names == ["context", "batch", "pages", "fairness"]
