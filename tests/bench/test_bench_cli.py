@@ -315,3 +315,17 @@ def test_tuned_settings_are_read_said_and_can_be_left_out(bench: Any, tmp_path: 
     code, figures, _, err = bench(*SMALL, "--no-config")
     assert (code, figures["settings"]["page_size"]) == (0, 16)
     assert "paged.toml" not in err
+
+
+@pytest.mark.parametrize(
+    "text", ['{"kind":"compare"}', '{"kind":"kernels"}', '[{"throughput":{}},{"throughput":{}}]', "[" * 99999]
+)
+def test_a_report_of_a_changed_file_is_one_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text(text)
+    assert run(["bench", "report", "a.json"]) == 2
+    assert capfd.readouterr().err.startswith("paged: a.json")
+    assert run(["bench", "report", "a.json", "--markdown", "./a.json"]) == 2
+    assert "is what is read" in capfd.readouterr().err

@@ -51,5 +51,5 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
 
 
 def test_a_rate_that_no_run_outlives_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rate 1e-300: give requests per second, 0.0001 or more"):
+    with pytest.raises(ConfigError, match=r"rate 1e-300: give requests per second, 0\.0001 or more"):
         Arrivals.parse("poisson", rate=1e-300, seed=0)
