@@ -311,3 +311,17 @@ def test_the_whole_command(
         assert "is no file: give the name of one" in capsys.readouterr().err
     assert run(["bench", "tune", *arguments, "-o", "other.toml", "--minutes", "inf"]) == 2
     assert "--minutes is inf: give at most 10080, a week" in capsys.readouterr().err
+
+
+def test_a_search_that_was_interrupted_says_so() -> None:
+    default = Candidate(1, 8, 256, 16)
+    tuned = Tuned(
+        default=default,
+        found=default,
+        best=default,
+        final=None,
+        comparison=([], []),
+        trials=[],
+        is_interrupted=True,
+    )
+    assert verdict_text(tuned).endswith("by anything until it was interrupted: they are kept")
