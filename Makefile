@@ -8,7 +8,7 @@ TOOLS = build/tools
 export PATH := $(PATH):$(CURDIR)/$(TOOLS)/bin
 C_FILES = $(wildcard kernels/*/*.[ch] kernels/*/*.[ch]pp kernels/*/*/*.[ch] kernels/*/*/*.[ch]pp)
 
-.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-reports bench-cpu bench-kernels bench-quant bench-serve interop quality cuda-proof wheel wheel-check native native-sanitize native-arm clean
+.PHONY: help install tools check lint format types imports docs docs-check sizes test test-core nightly gpu-check soak bench bench-short bench-reports bench-cpu bench-kernels bench-quant bench-serve interop quality cuda-proof wheel wheel-check native native-sanitize native-arm clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -89,6 +89,9 @@ quality: $(STAMP)  ## quantizers of ours and of other packages on the same text,
 bench: $(STAMP)  ## what paging, batching and quantization bring; ARGS="-m MODEL --awq DIR --short" and so on; writes build/compare.*
 	mkdir -p build
 	$(BIN)/paged bench compare $(ARGS) --json build/compare.json --html build/compare.html --markdown build/compare.md
+
+bench-short: $(STAMP)  ## the short form of bench and of a page-size sweep, in bfloat16 and in AWQ's format, checked; a minute; AWQ=FOLDER; writes build/bench-short
+	PAGED=$(BIN)/paged PYTHON=$(BIN)/python AWQ=$(AWQ) tools/bench_short.sh
 
 bench-reports: $(STAMP)  ## all reports of docs/benchmarks; ORIGINAL, AWQ and GPTQ are folders of one model; a quarter of an hour
 	PAGED=$(BIN)/paged PYTHON=$(BIN)/python tools/bench_reports.sh $(ORIGINAL) $(AWQ) $(GPTQ)

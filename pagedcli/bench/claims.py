@@ -66,6 +66,8 @@ class Measurements:
         """A figure of an arm, in rounds."""
         if not self.rounds.get(arm):
             raise NotMeasured(self._why(arm))
+        if not all(figure in figures for figures in self.rounds[arm]):
+            raise NotMeasured(f"{arm} has no {figure.removesuffix('_s')}: no such request was answered in it")
         return [figures[figure] for figures in self.rounds[arm]]
 
     def middle(self, arm: str, figure: str) -> float:
@@ -76,7 +78,7 @@ class Measurements:
         """How many times a figure of `base` that of `arm` is, paired by rounds."""
         above, below = self.values(arm, figure), self.values(base, figure)
         if len(above) < 2:
-            raise NotMeasured("one round shows no difference: --repeats 2 at least")
+            raise NotMeasured("one round, which is all there is, shows no difference: --repeats 2 at least")
         return paired_ratio(above, below)
 
     def fact(self, name: str) -> float:

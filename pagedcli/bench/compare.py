@@ -6,6 +6,7 @@ all of them. Answers are compared: whatever runs a request on the same weights m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -50,12 +51,21 @@ class Results:
         ids: The token ids of each request on each model, when it was first answered.
         differing: Requests that were answered otherwise another time.
         failed: Errors by experiment, arm and request.
+        turns: How many runs were to be made.
+        is_interrupted: Whether Ctrl-C ended it before all of them were.
     """
 
     runs: dict[tuple[str, str], list[Run]] = field(default_factory=dict)
     ids: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    turns: int = 0
+    is_interrupted: bool = False
+
+    @property
+    def num_runs(self) -> int:
+        """How many were made."""
+        return sum(map(len, self.runs.values()))
 
     def take(self, experiment: Experiment, arm: Arm, run: Run) -> None:
         """One more run of an arm."""
@@ -79,10 +89,9 @@ def run_all(
     on_turn: OnTurn = lambda experiment, arm, number, total: None,
     watch: Watch | None = None,
 ) -> Results:
-    """Run everything, an experiment after the other.
+    """Run everything, an experiment after the other; Ctrl-C ends it with the whole runs that there are.
 
     Raises:
-        Interrupted: By Ctrl-C.
         ConfigError: An arm's settings cannot be met.
     """
     results = Results()
@@ -92,12 +101,29 @@ def run_all(
         for number in range(experiment.rounds)
         for arm in (experiment.arms if number % 2 == 0 else experiment.arms[::-1])
     ]
-    for number, (experiment, arm) in enumerate(turns, start=1):
-        on_turn(experiment, arm, number, len(turns))
-        model = models[arm.model]
-        run = model.session.run(arm.configure(model.config), arm.workload, watch=watch)
-        results.take(experiment, arm, run)
+    results.turns = len(turns)
+    try:
+        for number, (experiment, arm) in enumerate(turns, start=1):
+            on_turn(experiment, arm, number, len(turns))
+            model = models[arm.model]
+            run = model.session.run(arm.configure(model.config), arm.workload, watch=watch)
+            results.take(experiment, arm, run)
+    except KeyboardInterrupt:
+        results.is_interrupted = True
     return results
+
+
+def what_was_run(results: Results, experiments: Sequence[Experiment]) -> list[Experiment]:
+    """The experiments with the arms that were run; takes away the runs of rounds that other arms do not have."""
+    kept = []
+    for experiment in experiments:
+        arms = tuple(arm for arm in experiment.arms if results.runs.get((experiment.name, arm.name)))
+        rounds = min((len(results.runs[(experiment.name, arm.name)]) for arm in arms), default=0)
+        for arm in arms:
+            del results.runs[(experiment.name, arm.name)][rounds:]
+        if arms:
+            kept.append(dataclasses.replace(experiment, arms=arms))
+    return kept
 
 
 def measurements(results: Results, facts: Mapping[str, float], missing: Mapping[str, str]) -> Measurements:
@@ -116,14 +142,19 @@ def report_dict(
     missing: Mapping[str, str],
 ) -> dict[str, Any]:
     """Rows, experiments and claims; the caller adds settings, machine, date and the like."""
+    done = results.num_runs
+    experiments = what_was_run(results, experiments)
+    left_out = [f"+ {name.upper()} was not run: {NOT_GIVEN[name]}." for name in missing if name in NOT_GIVEN]
+    if results.is_interrupted:
+        missing = {**missing, "": "interrupted before it was run"}
+        left_out.append(f"Interrupted after {done} of {results.turns} runs: the others are missing here.")
     measured = measurements(results, facts, missing)
     return {
         "kind": "compare",
+        "interrupted": results.is_interrupted,
         "about": _about(experiments[0]),
         "rows": _rows(results, experiments),
-        "left_out": [
-            f"+ {name.upper()} was not run: {NOT_GIVEN[name]}." for name in missing if name in NOT_GIVEN
-        ],
+        "left_out": left_out,
         "note": (
             "Medians over the rounds. KV use: tokens stored over token slots allocated to running requests; "
             "internal "

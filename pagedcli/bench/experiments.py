@@ -1,7 +1,7 @@
 """What `paged bench compare` runs: experiments, each of arms that are run in turns on the same requests.
 
-Plain values, made from a `Scale`; may import `config` and `workloads`. Nothing here runs anything. Every request has an
-id of its own over all experiments, so that an answer can be compared wherever the same request was answered.
+Plain values, made from a `Scale`; may import `scales`, `config` and `workloads`. Nothing here runs anything. Every
+request has an id of its own over all experiments, so that an answer can be compared wherever it was answered.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagedcli.bench.scales import ONE_PAGE, Scale
 from pagedcli.config import AllocationName, BatchingName, EngineConfig, PolicyName
 from pagedcli.errors import ConfigError
+from pagedcli.workloads.files import Encode
 from pagedcli.workloads.parse import parse_workload
 from pagedcli.workloads.requests import WorkloadRequest
 
 ORIGINAL = "original"
 RESERVED_TOKENS, USED_PROMPT, USED_OUTPUT = 2048, 150, 50
 """Of the claim about 200 of 2,048 reserved tokens."""
-PAGES_BATCH, ONE_PAGE = 8, 256
-"""Of the experiment with page sizes: requests at once, and the page that holds a whole one of them."""
+PAGES_BATCH = 8
+"""Requests at once in the experiment with page sizes."""
 PAGES_POOL = (PAGES_BATCH + 2) * ONE_PAGE
 """Its memory: one page of the largest size is kept free when a request is admitted."""
 
@@ -96,101 +98,6 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is run. Lengths are tokens, ranges closed.
-
-    Attributes:
-        rounds: Turns over the arms of the main comparison, the batches and the policies.
-        many_rounds: The same of those whose arms are quick and differ by little: page sizes, and one at a time.
-        workload: Of the main comparison; see `workloads.parse`.
-        requests: Of that workload.
-        pool_tokens: The memory of the main comparison.
-        longest: The longest sequence, where the model allows it.
-        context_pool: Memory of the experiment with one long request.
-        context_short: Prompt and output of the short ones beside it.
-        batches: Requests at once.
-        batch_requests: Requests of the experiment with batches.
-        batch_lengths: Prompt and output of these, and of those with page sizes.
-        pages: Page sizes.
-        page_prompt: Prompts of the experiment with page sizes.
-        page_output: Outputs of it.
-        num_short: Short requests of the experiment with long ones.
-        short: Their prompt and output.
-        num_long: Long requests.
-        long: Their prompt and output.
-        single_requests: Requests that are run one at a time.
-        single: Their prompt and output.
-    """
-
-    rounds: int
-    many_rounds: int
-    workload: str
-    requests: int
-    pool_tokens: int
-    longest: int
-    context_pool: int
-    context_short: tuple[int, int]
-    batches: tuple[int, ...]
-    batch_requests: int
-    batch_lengths: tuple[int, int]
-    pages: tuple[int, ...]
-    page_prompt: tuple[int, int]
-    page_output: tuple[int, int]
-    num_short: int
-    short: tuple[int, int]
-    num_long: int
-    long: tuple[int, int]
-    single_requests: int
-    single: tuple[int, int]
-
-
-FULL = Scale(
-    rounds=3,
-    many_rounds=6,
-    workload="shared-prefix:128:16-192:16-192",
-    requests=24,
-    pool_tokens=6144,
-    longest=2048,
-    context_pool=2048,
-    context_short=(32, 48),
-    batches=(1, 2, 4, 8, 16, 32),
-    batch_requests=32,
-    batch_lengths=(32, 20),
-    pages=(8, 16, 32, 64, ONE_PAGE),
-    page_prompt=(32, 160),
-    page_output=(32, 96),
-    num_short=12,
-    short=(32, 16),
-    num_long=4,
-    long=(512, 96),
-    single_requests=4,
-    single=(32, 32),
-)
-SHORT = Scale(
-    rounds=3,
-    many_rounds=3,
-    workload="shared-prefix:64:16-48:6-20",
-    requests=8,
-    pool_tokens=2048,
-    longest=1024,
-    context_pool=1024,
-    context_short=(16, 24),
-    batches=(1, 2, 4, 8, 16),
-    batch_requests=16,
-    batch_lengths=(16, 4),
-    pages=(8, 16, 32, ONE_PAGE),
-    page_prompt=(32, 96),
-    page_output=(8, 16),
-    num_short=6,
-    short=(16, 6),
-    num_long=2,
-    long=(192, 24),
-    single_requests=1,
-    single=(16, 24),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What is known before anything runs.
 
@@ -200,6 +107,7 @@ class Plan:
         vocab_size: Token ids are below it.
         longest: The longest sequence that the model allows.
         models: Checkpoints that are there, "original" first.
+        encode: Makes token ids of the texts of a workload's file.
     """
 
     scale: Scale
@@ -207,6 +115,7 @@ class Plan:
     vocab_size: int
     longest: int
     models: tuple[str, ...]
+    encode: Encode | None = None
 
     @property
     def quantized(self) -> tuple[str, ...]:
@@ -224,16 +133,13 @@ class Plan:
         """The main comparison."""
         scale, longest = self.scale, min(self.scale.longest, self.longest)
         requests = parse_workload(
-            scale.workload, vocab_size=self.vocab_size, seed=self.seed, num_requests=scale.requests
+            scale.workload,
+            vocab_size=self.vocab_size,
+            seed=self.seed,
+            num_requests=scale.requests,
+            encode=self.encode,
         )
-        for request in requests:
-            needs = len(request.prompt_token_ids) + request.max_tokens
-            if needs > min(longest, scale.pool_tokens):
-                raise ConfigError(
-                    f"request {request.id} may take {needs} tokens, the comparison reserves {longest} for "
-                    "each and has "
-                    f"{scale.pool_tokens}: --max-model-len {needs}, a larger --kv-tokens, or other requests"
-                )
+        self._refuse_long(requests, longest)
         plain = Arm("", _renamed("modes", requests), scale.pool_tokens, longest, len(requests))
         arms = [
             dataclasses.replace(
@@ -249,6 +155,22 @@ class Plan:
         ]
         return Experiment(
             "modes", "The main comparison", "The same requests.", "Mechanism", tuple(arms), scale.rounds
+        )
+
+    def _refuse_long(self, requests: Sequence[WorkloadRequest], longest: int) -> None:
+        """Every request of the main comparison must fit into what is reserved for it, and into the memory."""
+        request = max(requests, key=_most_tokens)
+        needs, pool = _most_tokens(request), self.scale.pool_tokens
+        if needs <= min(longest, pool):
+            return
+        remedies = {
+            f"--max-model-len {needs}": longest < needs <= self.longest,
+            f"--kv-tokens {max(needs, longest if needs <= longest else 0)}": pool < needs <= self.longest,
+        }
+        told = " and ".join(text for text, helps in remedies.items() if helps)
+        raise ConfigError(
+            f"request {request.id} may take {needs} tokens, the comparison reserves {longest} for each and has "
+            f"{pool}: give {told or 'shorter requests'}"
         )
 
     def reserved(self) -> Experiment:
@@ -384,9 +306,13 @@ class Plan:
         )
 
 
+def _most_tokens(request: WorkloadRequest) -> int:
+    return len(request.prompt_token_ids) + request.max_tokens
+
+
 def _renamed(name: str, requests: Sequence[WorkloadRequest]) -> tuple[WorkloadRequest, ...]:
     return tuple(
-        dataclasses.replace(request, id=f"{name}-{index}", follows=None)
+        dataclasses.replace(request, id=f"{name}-{index}", arrival_s=0.0, follows=None)
         for index, request in enumerate(requests)
     )
 

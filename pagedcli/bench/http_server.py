@@ -66,7 +66,9 @@ def discover(api: Target, model: str | None) -> ServerInfo:
     entries = _models(found.body) if status == 200 else []
     chosen = next((entry for entry in entries if model in (None, entry["id"])), None)
     if chosen is None and model is None:
-        raise UnreachableError(f"{api.url}/models answers {status} and names no model: give --model NAME")
+        raise UnreachableError(
+            f"{api.url}/models answers {status} and names no model: check the path of the URL, or give --model NAME"
+        )
     return ServerInfo(api.url, model or str((chosen or {})["id"]), found.software, found.address)
 
 

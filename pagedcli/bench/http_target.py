@@ -71,7 +71,10 @@ def parse_target(url: str, api_key: str | None = None) -> Target:
     Raises:
         ConfigError: It is no URL of such a server.
     """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+    except ValueError as error:  # brackets without an end
+        raise ConfigError(f"URL {url!r}: {error}: give one such as http://127.0.0.1:8000") from None
     try:
         port = parts.port
     except ValueError:

@@ -21,6 +21,8 @@ from pathlib import Path
 from pagedcli.errors import MissingDependencyError
 
 SOURCE = Path(__file__).parents[2] / "kernels" / "bench" / "machine.c"
+MOST_THREADS = 256
+"""Of machine.c; more threads than cores are no faster."""
 WIDE = ("amx", "avx512bf16", "avx512")
 """Variants with registers of 512 bits."""
 
@@ -103,8 +105,11 @@ def measure_limits(device: str, products: str, isa: str, threads: int) -> Machin
     if device != "cpu":
         return _measure_cuda(products)
     if not can_compile():
-        return _measure_with_numpy(products, threads)
-    rates = measure_machine(threads)
+        return _measure_with_numpy(products, threads, "no compiler here")
+    try:
+        rates = measure_machine(min(threads, MOST_THREADS))
+    except (OSError, subprocess.CalledProcessError) as error:  # measured otherwise, and the report says so
+        return _measure_with_numpy(products, threads, f"machine.c failed: {type(error).__name__}")
     flops = rates.flops_per_s(products, isa or "amx") or rates.flops_per_s(products, "avx512bf16")
     return MachineLimits(
         "cpu", threads, rates.read_bytes_per_s, flops or None, products, "kernels/bench/machine.c", rates
@@ -134,7 +139,7 @@ def measure_machine(threads: int, megabytes: int = 1024) -> MachineRates:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "machine"
         options = ["-O3", "-march=native", "-pthread", str(SOURCE), "-o", str(program)]
-        subprocess.run([compiler, *options], check=True)
+        subprocess.run([compiler, *options], check=True, capture_output=True)
         done = subprocess.run(
             [str(program), str(threads), str(megabytes)], check=True, capture_output=True, text=True
         )
@@ -155,7 +160,7 @@ NUMPY_MEGABYTES = 512
 NUMPY_PRODUCT = (1024, 2048, 4096)
 
 
-def _measure_with_numpy(products: str, threads: int) -> MachineLimits:
+def _measure_with_numpy(products: str, threads: int, why: str) -> MachineLimits:
     """Reading by dot products of parts on threads of their own; float32 products by numpy's own library."""
     import numpy as np
 
@@ -167,7 +172,7 @@ def _measure_with_numpy(products: str, threads: int) -> MachineLimits:
         rows, inner, columns = NUMPY_PRODUCT
         left, right = np.ones((rows, inner), np.float32), np.ones((inner, columns), np.float32)
         flops = 2 * rows * inner * columns / _best_seconds(lambda: left @ right)
-    return MachineLimits("cpu", threads, parts.nbytes / seconds, flops, products, "numpy: no compiler here")
+    return MachineLimits("cpu", threads, parts.nbytes / seconds, flops, products, f"numpy: {why}")
 
 
 def _measure_cuda(products: str) -> MachineLimits:

@@ -16,7 +16,8 @@ LISTED = 40
 def verdict_text(tuned: Tuned) -> str:
     """What the search has shown, in a sentence."""
     if tuned.found == tuned.default:
-        return f"{NO_DIFFERENCE} to the defaults by anything that was tried: they are kept"
+        when = "until it was interrupted" if tuned.is_interrupted else "that was tried"
+        return f"{NO_DIFFERENCE} to the defaults by anything {when}: they are kept"
     if tuned.final is None:
         return "interrupted before the comparison with the defaults: each step of the search was shown, not the whole"
     low, middle, high = tuned.final.low, tuned.final.middle, tuned.final.high

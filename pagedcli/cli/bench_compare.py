@@ -11,6 +11,7 @@ from pagedcli.cli.options import (
     MODEL_FLAGS,
     Assignments,
     ConfigFile,
+    NoConfig,
     Quiet,
     Verbose,
     refuse_unavailable,
@@ -67,6 +68,7 @@ def compare(
     html_file: HtmlFile = None,
     set_: Assignments = None,
     config: ConfigFile = None,
+    no_config: NoConfig = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     flags: dict[str, Value],
@@ -93,6 +95,7 @@ def compare(
         html_file=html_file,
         verbose=verbose,
         quiet=quiet,
+        no_config=no_config,
     )
     raise typer.Exit(
         run_compare(options, refuse_unavailable(flags), assignments=set_ or [], config_file=config)

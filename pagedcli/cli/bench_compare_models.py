@@ -97,7 +97,10 @@ def make_both(
     require_torch_for_quantizing()
     samples, length = (8, 64) if short else (32, 512)
     folders, facts = {}, {}
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--quantize {target}: cannot be a folder: {error.strerror}") from None
     for method in METHODS:
         folder = target / method
         folders[method] = str(folder)

@@ -1,7 +1,7 @@
 """What `paged bench compare` does: models, experiments in turns, claims, reports. May import everything below `cli`.
 
 Exit codes: 0 done, 1 an answer differed between two ways to run the same request (the reports are written), 2 nothing
-was run, 3 requests failed, 130 interrupted.
+was run, 3 requests failed, 130 interrupted (what was measured is written and said).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from pagedcli.bench.compare import Results, report_dict, run_all
 from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
-from pagedcli.bench.experiments import FULL, ORIGINAL, RESERVED_TOKENS, SHORT, Arm, Experiment, Plan, Scale
+from pagedcli.bench.experiments import ORIGINAL, RESERVED_TOKENS, Arm, Experiment, Plan
 from pagedcli.bench.machine import MachineLimits
-from pagedcli.bench.report.console import print_document
-from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.report.files import check_outputs
 from pagedcli.bench.report.head import model_name
+from pagedcli.bench.scales import FULL, SHORT, Scale
 from pagedcli.bench.session import Session
 from pagedcli.cli.bench_compare_models import (
     METHODS,
@@ -30,12 +30,26 @@ from pagedcli.cli.bench_compare_models import (
     what_is_missing,
 )
 from pagedcli.cli.bench_live import BenchLive
-from pagedcli.cli.console import Messages, make_messages, result_console
-from pagedcli.config import EngineConfig
+from pagedcli.cli.bench_output import show_and_write
+from pagedcli.cli.config_note import say_config
+from pagedcli.cli.console import Messages, make_messages
+from pagedcli.config import EngineConfig, ServeConfig
 from pagedcli.config_file import Value, load_settings
+from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import ConfigError, PagedError
 
-SOME_FAILED = 3
+SOME_FAILED, INTERRUPTED = 3, 130
+SET_BY_ARMS = (
+    "cache.allocation",
+    "cache.kv_memory_bytes",
+    "cache.num_pages",
+    "cache.page_size",
+    "cache.prefix_caching",
+    "scheduler.batching",
+    "scheduler.max_num_seqs",
+    "scheduler.policy",
+)
+"""Settings that are compared, or must be equal in what is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,7 @@ class CompareOptions:
     html_file: str | None = None
     verbose: bool = False
     quiet: bool = False
+    no_config: bool = False
 
 
 def run_compare(
@@ -71,23 +86,43 @@ def run_compare(
         PagedError: Something is wrong with the flags or a model, or an answer differed.
     """
     check_outputs(options.json_file, options.markdown_file, html=options.html_file)
+    scale_of(options, None)
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
-    given = Path(config_file) if config_file is not None else None
-    config = load_settings(config_file=given, assignments=assignments, flags=flags).engine
+    settings = load_settings(
+        config_file=Path(config_file) if config_file is not None else None,
+        assignments=assignments,
+        flags=flags,
+        # One paged.toml serves all commands: what is not for this one is known and left alone.
+        extra_sections={"sampling": SamplingParams, "serve": ServeConfig},
+        read_folder_file=not options.no_config,
+    )
+    say_config(settings, messages)
+    say_what_arms_set(settings.given, messages)
+    config = settings.engine
     scale = scale_of(options, config.model.max_model_len)
     known = find_quantized(
         Given(options.awq, options.gptq, options.quantize, options.short), config, messages
     )
     data, results = _measure(options, config, scale, known, messages)
-    document = write_reports(
-        data,
-        json_file=options.json_file,
-        markdown_file=options.markdown_file,
-        html_file=options.html_file,
-    )
-    if not options.quiet:
-        print_document(document, result_console())
+    show_and_write(data, options)
     return _code(results, messages)
+
+
+def say_what_arms_set(given: Mapping[str, Value], messages: Messages) -> None:
+    """A line for settings of a file that count for nothing here.
+
+    Raises:
+        ConfigError: One was given on the command line.
+    """
+    found = {key: given[key].source for key in SET_BY_ARMS if key in given}
+    for key, source in found.items():
+        if source.startswith("--"):
+            raise ConfigError(f"{source}: the comparison sets {key} itself: leave it out")
+    if found:
+        messages.say(
+            f"{', '.join(sorted(set(found.values())))}: the comparison sets {', '.join(found)} itself: "
+            "these are not used"
+        )
 
 
 def _measure(
@@ -96,7 +131,14 @@ def _measure(
     """Load everything, run everything, judge it."""
     sessions, models = load_models(config, known.folders, messages)
     original = sessions[ORIGINAL]
-    plan = Plan(scale, options.seed, original.spec.vocab_size, original.spec.max_position, tuple(models))
+    plan = Plan(
+        scale,
+        options.seed,
+        original.spec.vocab_size,
+        original.spec.max_position,
+        tuple(models),
+        original.encode,
+    )
     missing = what_is_missing(known, original)
     if plan.longest < RESERVED_TOKENS:
         missing["reserved"] = f"the model's longest sequence is {plan.longest:,} tokens"
@@ -105,6 +147,8 @@ def _measure(
     with BenchLive(_title(original), messages) as live:
         results = run_all(models, experiments, on_turn=_Turns(messages, live, start), watch=live)
     load.end()
+    if not results.runs:
+        raise KeyboardInterrupt
     figures = report_dict(results, experiments, known.facts, missing)
     return {**figures, **_about(config, original, options, time.perf_counter() - start, load)}, results
 
@@ -167,6 +211,7 @@ def _about(
             "device": choice.device,
             "backend": choice.backend,
             "threads": choice.threads,
+            "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
             "seed": options.seed,
             "short": options.short,
         },
@@ -191,6 +236,8 @@ def _command(options: CompareOptions, config: EngineConfig) -> str:
     words = ["paged bench compare"]
     if config.model.model is not None:
         words += ["-m", Path(config.model.model).name]
+    words += ["--dtype", config.model.dtype] if config.model.dtype != "auto" else []
+    words += ["--threads", str(config.device.threads)] if config.device.threads is not None else []
     words += ["--short"] if options.short else []
     for item in ("workload", "requests", "kv_tokens", "repeats"):
         value = getattr(options, item)
@@ -209,4 +256,10 @@ def _code(results: Results, messages: Messages) -> int:
             f"{len(results.differing)} answers differ from the first one to the same request, such as "
             f"{results.differing[0]}: the schedule has changed an answer"
         )
+    if results.is_interrupted:
+        messages.say(
+            f"interrupted: these are the figures of {results.num_runs} whole runs; "
+            f"{results.turns} were to be made"
+        )
+        return INTERRUPTED
     return SOME_FAILED if results.failed else 0

@@ -15,10 +15,10 @@ from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
 from pagedcli.bench.kernel_results import case_dict, report_dict
 from pagedcli.bench.kernels import TORCH_VARIANTS, KernelBench, KernelTimes, Worker, start_workers
 from pagedcli.bench.machine import MachineLimits, measure_limits
-from pagedcli.bench.report.console import print_document
-from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.report.files import check_outputs
+from pagedcli.cli.bench_output import show_and_write
 from pagedcli.cli.bench_progress import CountedProgress
-from pagedcli.cli.console import Messages, make_messages, result_console
+from pagedcli.cli.console import Messages, make_messages
 from pagedcli.config_file import show_bytes, suggestion
 from pagedcli.errors import ConfigError, PagedError, how_to_install
 from pagedcli.ops.kernel_cases import FAMILIES, FORMATS, OPS, Case, list_cases, native_variants
@@ -138,11 +138,7 @@ def _name(case: Case) -> str:
 
 
 def _report(data: Mapping[str, Any], options: KernelOptions) -> None:
-    document = write_reports(
-        data, json_file=options.json_file, markdown_file=options.markdown_file, html_file=options.html_file
-    )
-    if not options.quiet:
-        print_document(document, result_console())
+    show_and_write(data, options)
 
 
 def _refuse_wrong(results: Iterable[KernelTimes]) -> None:

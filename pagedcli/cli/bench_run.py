@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedcli.bench.environment import describe_machine, provenance
-from pagedcli.bench.report.build import build_document
-from pagedcli.bench.report.console import print_document
-from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.report.files import check_outputs
 from pagedcli.bench.results import Measured, as_dict
 from pagedcli.bench.run import Run
 from pagedcli.bench.session import Session
@@ -23,17 +21,20 @@ from pagedcli.bench.sweep import Limits, Results, Setting, Sweep
 from pagedcli.bench.work import RunWork
 from pagedcli.cli.bench import SWEPT
 from pagedcli.cli.bench_live import BenchLive, spread
+from pagedcli.cli.bench_output import show_and_write
 from pagedcli.cli.config_note import say_config
-from pagedcli.cli.console import Messages, make_messages, result_console
+from pagedcli.cli.console import Messages, make_messages
 from pagedcli.config import EngineConfig, ServeConfig
 from pagedcli.config_file import Settings, Value, load_settings
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import ConfigError
-from pagedcli.workloads.parse import parse_workload
+from pagedcli.workloads.parse import parse_workload, workload_name
 from pagedcli.workloads.requests import WorkloadRequest
 
 SOME_FAILED = 3
 INTERRUPTED = 130
+MOST_ERRORS = 5
+"""Different ones that are said."""
 _NUMBERS = frozenset(SWEPT) - {"cache.kv_memory_bytes", "scheduler.policy"}
 
 
@@ -128,7 +129,7 @@ def _load(
     flags: Mapping[str, Value], assignments: Sequence[str], config_file: str | None, *, read_folder_file: bool
 ) -> Settings:
     return load_settings(
-        config_file=Path(config_file) if config_file else None,
+        config_file=Path(config_file) if config_file is not None else None,
         assignments=assignments,
         flags=flags,
         # One paged.toml serves all commands: what is not for this one is known and left alone.
@@ -145,7 +146,7 @@ def _open(config: EngineConfig, messages: Messages) -> Session:
 def make_workload(options: BenchOptions, session: Session) -> list[WorkloadRequest]:
     """The requests that the flags name."""
     return parse_workload(
-        options.workload or "mixed",
+        workload_name(options.workload),
         vocab_size=session.spec.vocab_size,
         seed=options.seed or 0,
         num_requests=options.requests,
@@ -222,14 +223,8 @@ def _report(
         raise KeyboardInterrupt
     if len(runs) == len(sweep.settings):
         add_comparisons(runs, results)
-    data: Any = runs if len(sweep.settings) > 1 else runs[0]
-    if not options.quiet:
-        print_document(build_document(data), result_console())
     _say_end(results, runs, messages)
-    # Last, since a file that cannot be written must not cost what was measured.
-    write_reports(
-        data, json_file=options.json_file, markdown_file=options.markdown_file, html_file=options.html_file
-    )
+    show_and_write(runs if len(sweep.settings) > 1 else runs[0], options)
     if results.is_interrupted:
         return INTERRUPTED
     return SOME_FAILED if any(run["failed"] for run in runs) else 0
@@ -263,7 +258,7 @@ def _measured(setting: Setting, session: Session, rounds: Sequence[Run]) -> Meas
 def describe_workload(options: BenchOptions, workload: Sequence[WorkloadRequest]) -> dict[str, Any]:
     """What was asked, for the head of a report."""
     return {
-        "name": options.workload or "mixed",
+        "name": workload_name(options.workload),
         "seed": options.seed or 0,
         "requests": len(workload),
         "prompt_tokens": sum(len(item.prompt_token_ids) for item in workload),
@@ -281,5 +276,9 @@ def _say_end(results: Results, runs: Sequence[Mapping[str, Any]], messages: Mess
             else "interrupted in the first round: these are the figures of what was answered until then"
         )
     errors = {line: count for run in runs for line, count in run["errors"].items()}
-    for line, count in errors.items():
+    for line, count in list(errors.items())[:MOST_ERRORS]:
         messages.say(f"{count} {'request' if count == 1 else 'requests'} failed: {line}")
+    if len(errors) > MOST_ERRORS:
+        messages.say(
+            f"and {sum(list(errors.values())[MOST_ERRORS:])} for other reasons, which --json FILE has"
+        )

@@ -117,7 +117,7 @@ def serve_load(
 
     options = LoadOptions(
         url=url,
-        workload=workload or "mixed",
+        workload="mixed" if workload is None else workload,
         requests=requests,
         seed=seed,
         chat=chat,

@@ -20,11 +20,11 @@ from pagedcli.bench.http_server import discover
 from pagedcli.bench.http_target import parse_target
 from pagedcli.bench.latency import run_seconds
 from pagedcli.bench.load import Client
-from pagedcli.bench.report.console import print_document
-from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.report.files import check_outputs
 from pagedcli.bench.saturation import KEEPS_UP, Saturation, Trial, find_saturation, kept_share
+from pagedcli.cli.bench_output import show_and_write
 from pagedcli.cli.bench_serve_display import LoadDisplay
-from pagedcli.cli.console import Messages, make_messages, result_console
+from pagedcli.cli.console import Messages, make_messages
 from pagedcli.errors import ConfigError
 from pagedcli.workloads.arrivals import Arrivals
 from pagedcli.workloads.files import save_workload
@@ -338,16 +338,9 @@ class _Command:
         return found.as_dict() | {"criterion": criterion, "seconds": self.options.seconds, "note": note}
 
     def report(self, figures: dict[str, Any]) -> int:
-        """Write and show it."""
+        """Show and write it."""
         options = self.options
-        document = write_reports(
-            provenance() | figures,
-            json_file=options.json_file,
-            markdown_file=options.markdown_file,
-            html_file=options.html_file,
-        )
-        if not options.quiet:
-            print_document(document, result_console())
+        show_and_write(provenance() | figures, options)
         if figures["interrupted"]:
             return INTERRUPTED
         return FAILED if figures["failed"] else 0

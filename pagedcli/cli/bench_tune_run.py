@@ -16,24 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
-from pagedcli.bench.report.console import print_document
-from pagedcli.bench.report.files import check_outputs, write_reports
+from pagedcli.bench.report.files import check_outputs
 from pagedcli.bench.run import Run
 from pagedcli.bench.session import Session
 from pagedcli.bench.tune import AIMS, SETTINGS, Aim, Candidate, Figures, Tuned, Tuner, default_space
 from pagedcli.bench.tuned_file import figures_text, render, verdict_text
+from pagedcli.cli.bench_output import show_and_write
 from pagedcli.cli.bench_progress import TimedProgress
 from pagedcli.cli.config_note import machine_facts
-from pagedcli.cli.console import Messages, make_messages, result_console
+from pagedcli.cli.console import Messages, make_messages
 from pagedcli.config import EngineConfig, ServeConfig
 from pagedcli.config_file import FOLDER_FILE, TUNED, Settings, Value, load_settings
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import ConfigError, PagedError
 from pagedcli.runtime.threads import compute_threads
-from pagedcli.workloads.parse import parse_workload
+from pagedcli.workloads.parse import parse_workload, workload_name
 from pagedcli.workloads.requests import WorkloadRequest
 
 INTERRUPTED = 130
+MOST_MINUTES = 7 * 24 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def run_tune(
     check_output(output, overwrite=options.overwrite)
     check_outputs(options.json_file, options.markdown_file, html=options.html_file)
     settings = load_settings(
-        config_file=Path(config_file) if config_file else None,
+        config_file=Path(config_file) if config_file is not None else None,
         assignments=assignments,
         flags=flags,
         extra_sections={"sampling": SamplingParams, "serve": ServeConfig},
@@ -79,7 +80,7 @@ def run_tune(
     with messages.phase("model ready"), messages.waiting("loading the model"):
         session = Session(settings.engine, on_phase=messages.detail, progress=messages.transfer)
     workload = parse_workload(
-        options.workload or "mixed",
+        workload_name(options.workload),
         vocab_size=session.spec.vocab_size,
         seed=options.seed or 0,
         num_requests=options.requests,
@@ -90,14 +91,11 @@ def run_tune(
     tuned = search(settings, session, workload, aim, options, messages)
     load.end()
     about = _about(settings.engine, options, aim)
-    _write(output, render(tuned, aim, about))
-    data = report_dict(tuned, aim, about, session, workload, load)
-    document = write_reports(
-        data, json_file=options.json_file, markdown_file=options.markdown_file, html_file=options.html_file
-    )
-    if not options.quiet:
-        print_document(document, result_console())
-    messages.say(f"{output}: {verdict_text(tuned)}")
+    try:
+        _write(output, render(tuned, aim, about))
+        messages.say(f"{output}: {verdict_text(tuned)}")
+    finally:
+        show_and_write(report_dict(tuned, aim, about, session, workload, load), options)
     return INTERRUPTED if tuned.is_interrupted else 0
 
 
@@ -118,6 +116,8 @@ def aim_of(options: TuneOptions) -> Aim:
         if value is not None and not value > 0:
             raise ConfigError(f"{name} is {value:g}: it must be positive")
     ttft, itl = (None if ms is None else ms / 1e3 for ms in (options.max_ttft_ms, options.max_itl_ms))
+    if options.minutes > MOST_MINUTES:
+        raise ConfigError(f"--minutes is {options.minutes:g}: give at most {MOST_MINUTES}, a week")
     return Aim(options.aim, ttft, itl)
 
 
@@ -129,7 +129,11 @@ def check_output(path: Path, *, overwrite: bool) -> None:
     """
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"-o {path}: there is no folder {path.parent}")
-    if overwrite or not path.exists():
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ConfigError(f"-o {path} is no file: give the name of one")
+    if overwrite:
         return
     try:
         is_ours = TUNED in tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -231,7 +235,7 @@ def _about(config: EngineConfig, options: TuneOptions, aim: Aim) -> dict[str, An
     """The table `[tuned]`."""
     return {
         **machine_facts(config),
-        "workload": options.workload or "mixed",
+        "workload": workload_name(options.workload),
         "requests": options.requests,
         "seed": options.seed or 0,
         "aim": str(aim),
@@ -249,7 +253,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
+        raise PagedError(f"{path}: cannot write: {error.strerror}") from None
 
 
 def report_dict(

@@ -6,6 +6,7 @@ May import rich and `errors`. stdout carries results only. `Messages` knows how 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -146,6 +147,8 @@ def make_messages(*, verbose: bool, quiet: bool) -> Messages:
 def result_console() -> Console:
     """A console on stdout for tables that are results; 100 characters wide where nobody looks."""
     is_terminal = sys.stdout.isatty()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks becomes a question mark
     return Console(highlight=False, emoji=False, markup=False, width=None if is_terminal else 100)
 
 

@@ -44,7 +44,7 @@ def run_generate(
     """Run the command; its exit code."""
     _check(options)
     settings = load_settings(
-        config_file=Path(config_file) if config_file else None,
+        config_file=Path(config_file) if config_file is not None else None,
         assignments=assignments,
         flags=flags,
         # One paged.toml serves all commands: what is not for this one is known and left alone.

@@ -55,7 +55,7 @@ def run_serve(
 ) -> None:
     """Serve until a signal."""
     settings = load_settings(
-        config_file=Path(config_file) if config_file else None,
+        config_file=Path(config_file) if config_file is not None else None,
         assignments=assignments,
         flags=_with_model(options.model, flags),
         extra_sections={"sampling": SamplingParams, "serve": ServeConfig},

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from pagedcli.errors import ConfigError
 
+LEAST_RATE = 1e-4
+"""Requests per second: one in some three hours."""
+
 
 def together(num_requests: int) -> list[float]:
     """All at once."""
@@ -77,8 +80,8 @@ class Arrivals:
             ConfigError: It is something else, or the rate is none.
         """
         kind, _, value = text.partition(":")
-        if not 0 < rate < math.inf:
-            raise ConfigError(f"rate {rate:g}: give requests per second, more than 0")
+        if not LEAST_RATE <= rate < math.inf:
+            raise ConfigError(f"rate {rate:g}: give requests per second, {LEAST_RATE:g} or more")
         if kind == "bursts" and (
             not value or (value.isascii() and value.isdigit() and 0 < int(value) < 10**6)
         ):

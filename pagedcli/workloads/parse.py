@@ -31,6 +31,13 @@ from pagedcli.workloads.traces import (
 KINDS = ("mixed", "fixed", "random", "shared-prefix", "chats")
 DEFAULT_REQUESTS = 32
 DEFAULT_OUTPUT = 128
+MAX_DRAWN = 100_000_000
+"""Tokens of all requests of a kind, at most: a few GiB."""
+
+
+def workload_name(given: str | None) -> str:
+    """What `--workload` says; the default one where it is left out."""
+    return "mixed" if given is None else given
 
 
 def parse_workload(
@@ -70,7 +77,12 @@ def parse_workload(
     kind, *parts = text.split(":")
     if kind in KINDS:
         return _of_kind(
-            kind, _Parts(text, parts), num_requests or DEFAULT_REQUESTS, seed, vocab_size, first_token
+            kind,
+            _Parts(text, parts),
+            DEFAULT_REQUESTS if num_requests is None else num_requests,
+            seed,
+            vocab_size,
+            first_token,
         )
     reading = Reading(TokenSource(seed, first_token, vocab_size), encode, default_output, max_turns)
     requests = _read(Path(text), reading, length_scale)
@@ -97,7 +109,10 @@ class _Parts:
             raise self.wrong()
         first, last = int(low), int(high or low)
         if not 1 <= first <= last <= MAX_TOKENS:
-            raise WorkloadError(f"workload {self.whole!r}: {low}-{high or low}: give a range such as 16-64")
+            told = f"{low}-{high}" if high else low
+            raise WorkloadError(
+                f"workload {self.whole!r}: {told}: give a number from 1 to {MAX_TOKENS}, or a range such as 16-64"
+            )
         return first, last
 
     def one(self, default: int) -> int:
@@ -119,6 +134,17 @@ class _Parts:
         )
 
 
+def _bound(name: str, num: int, tokens: int) -> None:
+    """Whether memory is likely to hold what is drawn."""
+    if num * tokens > MAX_DRAWN:
+        raise WorkloadError(
+            f"workload {name!r}: {num} requests of up to {tokens} tokens: {MAX_DRAWN} tokens in all are the most, "
+            f"so give at most {MAX_DRAWN // tokens} requests"
+            if tokens <= MAX_DRAWN
+            else f"workload {name!r}: a request of up to {tokens} tokens: {MAX_DRAWN} are the most"
+        )
+
+
 def _of_kind(
     kind: str, parts: _Parts, num: int, seed: int, vocab_size: int, first_token: int
 ) -> list[WorkloadRequest]:
@@ -126,16 +152,19 @@ def _of_kind(
     if kind == "shared-prefix":
         prefix, prompt, output = parts.one(512), parts.take((16, 64)), parts.take((16, 64))
         parts.end()
+        _bound(parts.whole, num, prefix + prompt[1] + output[1])
         return shared_prefix(num, prefix_tokens=prefix, prompt_tokens=prompt, output_tokens=output, **wanted)
     if kind == "chats":
         turns, prompt, output = parts.one(4), parts.take((16, 64)), parts.take((16, 64))
         parts.end()
+        _bound(parts.whole, num, turns * (turns + 1) // 2 * (prompt[1] + output[1]))
         return chats(num, turns=turns, prompt_tokens=prompt, output_tokens=output, **wanted)
     defaults: tuple[tuple[int, int] | None, ...] = (None, None)
     if kind == "mixed":
         defaults = ((32, 256), (16, 256))
     prompt, output = parts.take(defaults[0]), parts.take(defaults[1])
     parts.end()
+    _bound(parts.whole, num, prompt[1] + output[1])
     requests = mixed_lengths(num, prompt_tokens=prompt, output_tokens=output, **wanted)
     return [replace(request, id=f"{kind}-{index}") for index, request in enumerate(requests)]
 
@@ -144,6 +173,8 @@ def _read(path: Path, reading: Reading, length_scale: float) -> Iterator[Workloa
     """By what the file holds, whatever its name is."""
     name, content = path.name, _content(path)
     start = content.lstrip()[:1]
+    if not start:
+        raise WorkloadError(f"{name}: is empty: it holds no request")
     if start == "[":
         return sharegpt_requests(name, _entries(name, content), reading)
     lines = content.split("\n")
@@ -160,6 +191,8 @@ def _read(path: Path, reading: Reading, length_scale: float) -> Iterator[Workloa
 
 
 def _content(path: Path) -> str:
+    if path.is_char_device() or path.is_block_device():
+        raise WorkloadError(f"workload {str(path)!r}: is a device: give a file")
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -169,7 +202,8 @@ def _content(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise WorkloadError(f"{path.name}: not UTF-8 at byte {error.start}") from error
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
-        raise WorkloadError(f"{path.name!r}: cannot be read: {error}") from error
+        told = getattr(error, "strerror", None) or error
+        raise WorkloadError(f"workload {str(path)[:60]!r}: cannot be read: {told}") from error
 
 
 def _entries(name: str, content: str) -> Sequence[object]:

@@ -212,3 +212,120 @@ def test_rows_of_a_file_are_tokenized_with_the_model_s_tokenizer(bench: Any, tmp
     assert (figures["requests"], figures["failed"]) == (3, 0)
     assert figures["workload"]["output_tokens"] == 12
     assert figures["workload"]["prompt_tokens"] > 9
+
+
+def test_batch_lines_and_messages_go_through_the_chat_template(
+    bench: Any, tmp_path: Path, tiny_checkpoint: MakeModel
+) -> None:
+    """One file of every kind of row; the prompts are as long as transformers' own template makes them."""
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b c"}]
+    body = {"model": "m", "messages": messages, "max_tokens": 3}
+    rows = [
+        {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body},
+        {
+            "custom_id": "t",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": "a b", "max_tokens": 3},
+        },
+        {"id": "m", "messages": messages, "max_tokens": 3},
+        {"id": "p", "prompt": "a b", "max_tokens": 3},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, figures, _, _ = bench("--workload", "rows.jsonl", *ONCE)
+    assert code == 0
+    assert (figures["requests"], figures["failed"]) == (4, 0)
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(tiny_checkpoint("llama")))
+    chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    long, short = (len(tokenizer(text, add_special_tokens=False).input_ids) for text in (chat, "a b"))
+    assert long > short
+    assert figures["workload"]["prompt_tokens"] == 2 * long + 2 * short
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--json", "."], ". is a folder"),
+        (["--json", ""], "the name of a report is empty"),
+        (["--json", "a" * 300], "cannot be the name of a file: File name too long"),
+        (["--json", "a.x", "--markdown", "./a.x"], "given for two files"),
+        (["--html", "no/a.html"], "no/a.html: there is no folder no"),
+    ],
+)
+def test_a_report_that_could_not_be_written_is_refused_first(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pagedcli.cli.bench_run.Session", None)
+    assert run(["bench", *arguments]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert told in lines[0]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_costs_only_the_file_on_it(bench: Any) -> None:
+    code, figures, out, err = bench(*SMALL, "--markdown", "/dev/full")
+    assert code == 1
+    assert figures["requests"] == 6
+    assert "KV use" in out
+    assert err.splitlines()[-1] == "paged: /dev/full: cannot write: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("workload", "told"),
+    [
+        (["--workload", ""], "cannot be read: Is a directory"),
+        (["--workload", "fixed:0:1"], "fixed:0:1': 0: give a number from 1 to 10000000"),
+        (["--workload", "random:5-2:1"], "5-2: give a number from 1 to 10000000, or a range such as 16-64"),
+        (["--requests", "1000000000000"], "give at most 195312 requests"),
+        (["--workload", "chats:9999"], "a request of up to"),
+        (["--workload", "empty.jsonl"], "empty.jsonl: is empty: it holds no request"),
+    ],
+)
+def test_a_workload_that_cannot_be_is_one_line(
+    bench: Any, tmp_path: Path, workload: list[str], told: str
+) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n \n")
+    code, _, _, err = bench(*workload)
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert told in err
+
+
+def test_many_reasons_to_fail_are_a_few_lines(bench: Any) -> None:
+    code, figures, _, err = bench(
+        "--requests", "12", "--workload", "random:100-400:5", "--num-pages", "2", "--repeats", "1"
+    )
+    assert code == 3
+    assert len(figures["errors"]) > 5
+    assert err.count("failed: ") == 5
+    assert "for other reasons, which --json FILE has" in err
+
+
+def test_tuned_settings_are_read_said_and_can_be_left_out(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "paged.toml").write_text(
+        "[cache]\npage_size = 32\n[serve]\nport = 8001\n[tuned]\ncores = 999\n"
+    )
+    code, figures, _, err = bench(*SMALL)
+    told = " ".join(err.split())
+    assert (code, figures["settings"]["page_size"]) == (0, 32)
+    assert "settings from paged.toml in this folder" in told
+    assert "tuned for cores 999" in told
+    code, figures, _, err = bench(*SMALL, "--no-config")
+    assert (code, figures["settings"]["page_size"]) == (0, 16)
+    assert "paged.toml" not in err
+
+
+@pytest.mark.parametrize(
+    "text", ['{"kind":"compare"}', '{"kind":"kernels"}', '[{"throughput":{}},{"throughput":{}}]', "[" * 99999]
+)
+def test_a_report_of_a_changed_file_is_one_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text(text)
+    assert run(["bench", "report", "a.json"]) == 2
+    assert capfd.readouterr().err.startswith("paged: a.json")
+    assert run(["bench", "report", "a.json", "--markdown", "./a.json"]) == 2
+    assert "is what is read" in capfd.readouterr().err

@@ -13,9 +13,10 @@ from pagedcli.bench import session as session_module
 from pagedcli.bench.claims_list import CLAIMS
 from pagedcli.bench.compare import Model, quality_facts, run_all
 from pagedcli.bench.compare_figures import figures_of, swing
-from pagedcli.bench.experiments import FULL, ONE_PAGE, ORIGINAL, SHORT, Plan, Scale
+from pagedcli.bench.experiments import ORIGINAL, Plan
 from pagedcli.bench.machine import MachineLimits
 from pagedcli.bench.run import RequestRun, Run, Sample
+from pagedcli.bench.scales import FULL, ONE_PAGE, SHORT, Scale
 from pagedcli.bench.session import Session
 from pagedcli.cli import bench_compare_run
 from pagedcli.cli.main import run
@@ -130,6 +131,7 @@ def test_the_file_has_its_head(compared: dict[str, Any]) -> None:
     assert compared["kind"] == "compare"
     assert compared["settings"]["dtype"] == "float32"
     assert compared["settings"]["threads"] == 1
+    assert "--dtype float32 --threads 1 --short" in compared["command"]
     assert {"machine", "date", "version", "command", "limits", "seconds", "other_load"} <= set(compared)
     names = [experiment["name"] for experiment in compared["experiments"]]
     assert names == ["context", "batch", "pages", "fairness"]
@@ -156,6 +158,117 @@ class _Wrong:
         first = made.requests[0]
         changed = dataclasses.replace(first, token_ids=(*first.token_ids[:-1], first.token_ids[-1] ^ 1))
         return dataclasses.replace(made, requests=(changed, *made.requests[1:]))
+
+
+@pytest.mark.parametrize(
+    ("last", "rows", "others"),
+    [
+        (("modes/paged, static", 1), 4, []),  # in the first round
+        (("modes/paged, static", 2), 7, []),  # in the second one, which goes backwards
+        (("batch/2", 1), 7, ["context", "batch"]),
+        (("fairness/short only", 1), 7, ["context", "batch", "pages"]),
+    ],
+)
+def test_ctrl_c_keeps_the_whole_runs(
+    last: tuple[str, int],
+    rows: int,
+    others: list[str],
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the middle of a run of an arm: what ended before it is written, shown and said."""
+    monkeypatch.setattr(bench_compare_run, "SHORT", TINY)
+    monkeypatch.setattr(session_module, "measure_limits", lambda *settings: LIMITS)
+    seen: dict[str, int] = {}
+    true_call = bench_compare_run._Turns.__call__
+
+    def interrupt(self: Any, experiment: Any, arm: Any, *numbers: int) -> None:
+        name = f"{experiment.name}/{arm.name}"
+        seen[name] = seen.get(name, 0) + 1
+        true_call(self, experiment, arm, *numbers)
+        if (name, seen[name]) == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_compare_run._Turns, "__call__", interrupt)
+    file, page, text = tmp_path / "all.json", tmp_path / "all.html", tmp_path / "all.md"
+    flags = ["--short", "--threads", "1", "--json", str(file), "--html", str(page), "--markdown", str(text)]
+    assert run(["bench", "compare", "-m", model, *flags]) == 130
+    found = json.loads(file.read_text())
+    assert found["interrupted"] is True
+    assert len(found["rows"]) == rows
+    assert [experiment["name"] for experiment in found["experiments"]] == others
+    told = {claim["verdict"]: claim["measured"] for claim in found["claims"]}
+    assert told["not measured"]
+    assert any("interrupted" in claim["measured"] for claim in found["claims"])
+    assert "Interrupted after" in text.read_text()
+    assert page.read_text().startswith("<!doctype html>")
+    shown = capsys.readouterr()
+    assert "interrupted: these are the figures of" in shown.err.replace("\n", " ")
+    assert "Interrupted after" in shown.out
+
+
+def test_ctrl_c_before_the_first_run_writes_nothing(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*about: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "run", interrupt)
+    file = tmp_path / "all.json"
+    flags = ["--short", "--threads", "1", "--json", str(file), "-q"]
+    assert run(["bench", "compare", "-m", model, *flags]) == 130
+    assert not file.exists()
+    assert capsys.readouterr().err == "paged: interrupted\n"
+
+
+TOML = "[serve]\nport = 8001\n[sampling]\ntemperature = 0.5\n[scheduler]\nmax_num_batched_tokens = 64\n"
+
+
+def test_a_file_of_this_folder_is_read_and_said_and_can_be_refused(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = dataclasses.replace(TINY, rounds=1, many_rounds=1)
+    monkeypatch.setattr(bench_compare_run, "SHORT", tiny)
+    monkeypatch.chdir(tmp_path)
+    Path("paged.toml").write_text(TOML + "policy = 'shortest'\n[cache]\npage_size = 32\n")
+    flags = ["bench", "compare", "-m", model, "--short", "--threads", "1", "--json", "all.json"]
+    assert run(flags) == 0
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "settings from paged.toml" in told
+    assert "the comparison sets cache.page_size, scheduler.policy itself: these are not used" in told
+    assert json.loads(Path("all.json").read_text())["settings"]["max_num_batched_tokens"] == 64
+    assert run([*flags, "--no-config", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+    assert json.loads(Path("all.json").read_text())["settings"]["max_num_batched_tokens"] > 64
+
+
+def test_texts_of_a_file_are_compared(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages through the template, all there from the start whatever the file says of arrivals."""
+    monkeypatch.setattr(bench_compare_run, "SHORT", dataclasses.replace(TINY, rounds=1, many_rounds=1))
+    rows = [
+        {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 3, "arrival_s": 1000},
+        {"prompt": "a b", "max_tokens": 3},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = [
+        "--threads",
+        "1",
+        "--workload",
+        str(tmp_path / "rows.jsonl"),
+        "--json",
+        str(tmp_path / "all.json"),
+    ]
+    assert run(["bench", "compare", "-m", model, "--short", "-q", *flags]) == 0
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert found["rows"][0]["requests"] == 2
+    assert "The same 2 requests" in found["about"]
+
+
+def test_what_is_compared_cannot_be_set(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "compare", "-m", model, "--short", "--set", "cache.page_size=8"]) == 2
+    assert "the comparison sets cache.page_size itself: leave it out" in capsys.readouterr().err
 
 
 def test_another_answer_to_the_same_request_is_found(model: str) -> None:
@@ -196,7 +309,11 @@ def test_answers_that_differ_are_an_error_after_the_report(
     ("flags", "words"),
     [
         (["--requests", "0"], "--requests is 0"),
-        (["--kv-tokens", "64"], "--kv-tokens"),
+        (["--kv-tokens", "64"], "has 64: give --kv-tokens 256"),
+        (["--kv-tokens", "64", "--max-model-len", "70"], "give --max-model-len 127 and --kv-tokens 127"),
+        (["--workload", "fixed:400:200"], "give shorter requests"),
+        (["--quantize", "/dev/null/x"], "--quantize /dev/null/x: cannot be a folder"),
+        (["--workload", "/dev/zero"], "is a device"),
         (["--workload", "nonsense"], "nonsense"),
         (["--quantize", "x", "--awq", "y"], "leave --awq and --gptq out"),
         (["--awq", "/nowhere/at/all"], "/nowhere/at/all"),

@@ -353,3 +353,8 @@ def test_the_key_is_sent_and_never_shown() -> None:
     assert b"Authorization: Bearer secret\r\n" in target.message({"a": math.pi})
     assert b"Authorization: Bearer secret\r\n" in target.get()
     assert "secret" not in target.url
+
+
+def test_brackets_without_an_end_are_no_url() -> None:
+    with pytest.raises(ConfigError, match="Invalid IPv6 URL: give one such as"):
+        parse_target("http://[::1")

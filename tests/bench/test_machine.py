@@ -56,3 +56,20 @@ def test_the_measurement_compiles_and_gives_rates_that_can_be() -> None:
     assert 1e8 < rates.read_bytes_per_s < 1e13
     assert rates.f32_flops_per_s > 1e8
     assert rates.f32_wide_flops_per_s == 0 or rates.f32_wide_flops_per_s > rates.f32_flops_per_s / 2
+
+
+def test_where_the_program_fails_numpy_measures_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setattr(machine, "NUMPY_MEGABYTES", 8)
+    monkeypatch.setattr(machine, "NUMPY_PRODUCT", (8, 8, 8))
+    limits = measure_limits("cpu", "float32", "", 1)
+    assert limits.read_bytes_per_s > 0
+    assert limits.measured_by == "numpy: machine.c failed: CalledProcessError"
+
+
+def test_more_threads_than_it_can_have_are_measured_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(machine, "measure_machine", lambda threads: (asked.append(threads), RATES)[1])
+    monkeypatch.setattr(machine, "can_compile", lambda: True)
+    assert measure_limits("cpu", "float32", "", 1000).threads == 1000
+    assert asked == [256]

@@ -306,3 +306,22 @@ def test_the_whole_command(
     assert run(["bench", "tune", *arguments]) == 0  # its own file is replaced
     Path("paged.toml").write_text("seed = 3\n")
     assert run(["bench", "tune", *arguments]) == 2
+    for output in ("/dev/null", "."):  # neither is read to see whose it is, nor replaced
+        assert run(["bench", "tune", *arguments, "-o", output, "--overwrite"]) == 2
+        assert "is no file: give the name of one" in capsys.readouterr().err
+    assert run(["bench", "tune", *arguments, "-o", "other.toml", "--minutes", "inf"]) == 2
+    assert "--minutes is inf: give at most 10080, a week" in capsys.readouterr().err
+
+
+def test_a_search_that_was_interrupted_says_so() -> None:
+    default = Candidate(1, 8, 256, 16)
+    tuned = Tuned(
+        default=default,
+        found=default,
+        best=default,
+        final=None,
+        comparison=([], []),
+        trials=[],
+        is_interrupted=True,
+    )
+    assert verdict_text(tuned).endswith("by anything until it was interrupted: they are kept")

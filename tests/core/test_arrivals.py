@@ -48,3 +48,8 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
     for rate in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="rate"):
             Arrivals.parse("poisson", rate=rate)
+
+
+def test_a_rate_that_no_run_outlives_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rate 1e-300: give requests per second, 0\.0001 or more"):
+        Arrivals.parse("poisson", rate=1e-300, seed=0)
