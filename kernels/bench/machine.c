@@ -5,7 +5,8 @@
  *
  * Each figure is the best of several tries, since other load can only lower it. Rates of instruction sets that the
  * compiler was not told of are 0; f32_flops_per_s is that of 256 bits with AVX2, else of 128 (NEON). Reading: every
- * thread goes through four streams of its own part with prefetches, which is what a good matrix-vector kernel can reach.
+ * thread goes through four streams of its own part with prefetches, which is what a good matrix-vector kernel can
+ * reach.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

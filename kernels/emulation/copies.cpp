@@ -6,13 +6,15 @@ namespace emulation {
 
 void spoil(const Copy& copy) {
     auto* destination = static_cast<volatile unsigned char*>(copy.destination);
-    for (int i = 0; i < copy.bytes; i++) destination[i] = 0xff;
+    for (int i = 0; i < copy.bytes; i++)
+        destination[i] = 0xff;
 }
 
 void apply(const Copy& copy) {
     auto* destination = static_cast<volatile char*>(copy.destination);
     const auto* source = static_cast<const volatile char*>(copy.source);
-    for (int i = 0; i < copy.bytes; i++) destination[i] = i < copy.valid ? source[i] : char{0};
+    for (int i = 0; i < copy.bytes; i++)
+        destination[i] = i < copy.valid ? source[i] : char{0};
 }
 
 }  // namespace emulation

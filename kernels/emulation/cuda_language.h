@@ -58,14 +58,15 @@ inline void __threadfence() {}
 
 namespace emulation {
 template <class T>
-__attribute__((no_sanitize("thread"))) T shuffle(unsigned mask, T value, int source, int width, Collective kind,
-                                                 Site site) {
+__attribute__((no_sanitize("thread"))) T
+shuffle(unsigned mask, T value, int source, int width, Collective kind, Site site) {
     static_assert(sizeof(T) % 4 == 0 && sizeof(T) <= 4 * kWords);
     uint32_t words[sizeof(T) / 4];
     std::memcpy(words, &value, sizeof(T));
     const uint32_t* table = exchange(mask, words, sizeof(T) / 4, kind, site);
     const int first = static_cast<int>(current->lane) & ~(width - 1);
-    if (source < first || source >= first + width) return value;
+    if (source < first || source >= first + width)
+        return value;
     if (!(mask >> source & 1)) {
         fail("a shuffle reads lane %d, which is not in its mask %08x (%s:%d)", source, mask, site.file, site.line);
     }
@@ -99,11 +100,14 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, EMULATION_SITE) {
     const uint32_t* table = emulation::exchange(mask, &word, 1, emulation::kBallot, EMULATION_HERE);
     unsigned result = 0;
     for (int lane = 0; lane < emulation::kLanes; lane++) {
-        if ((mask >> lane & 1) && table[lane * emulation::kWords]) result |= 1u << lane;
+        if ((mask >> lane & 1) && table[lane * emulation::kWords])
+            result |= 1u << lane;
     }
     return result;
 }
-inline int __any_sync(unsigned mask, int predicate, EMULATION_SITE) { return __ballot_sync(mask, predicate, line, file) != 0; }
+inline int __any_sync(unsigned mask, int predicate, EMULATION_SITE) {
+    return __ballot_sync(mask, predicate, line, file) != 0;
+}
 inline int __all_sync(unsigned mask, int predicate, EMULATION_SITE) {
     return __ballot_sync(mask, predicate, line, file) == mask;
 }

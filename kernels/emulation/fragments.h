@@ -45,22 +45,25 @@ __attribute__((no_sanitize("thread"))) void multiply_fragments(uint32_t* table) 
             const int row = (lane >> 2) + 8 * (element >> 1), column = 2 * (lane & 3) + (element & 1);
             float sum;
             std::memcpy(&sum, words + 6 + element, 4);
-            for (int k = 0; k < 16; k++) sum += a[row][k] * b[k][column];
+            for (int k = 0; k < 16; k++)
+                sum += a[row][k] * b[k][column];
             std::memcpy(words + kMmaIn + element, &sum, 4);
         }
     }
 }
 
 template <bool kIsBfloat16>
-__attribute__((no_sanitize("thread"))) void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                                Site site) {
+__attribute__((no_sanitize("thread"))) void mma(
+    float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Site site
+) {
     static_assert(kMmaIn + 4 <= kWords);
     uint32_t words[kMmaIn] = {a[0], a[1], a[2], a[3], b[0], b[1]};
     std::memcpy(words + 6, d, sizeof d);
     const Collective kind = kIsBfloat16 ? kMmaBfloat16 : kMmaHalf;
     const uint32_t* table = exchange(0xffffffffu, words, kMmaIn, kind, site, multiply_fragments<kIsBfloat16>);
     std::memcpy(d, table + current->lane * kWords + kMmaIn, sizeof d);
-    if (current->lane == 0) count_mma();
+    if (current->lane == 0)
+        count_mma();
 }
 
 // Each lane reads the 16-byte row that it names, so that sanitizers see who reads what.
@@ -70,13 +73,15 @@ void load_matrix(uint32_t (&result)[kMatrices], const void* row, Site site) {
     const int lane = static_cast<int>(current->lane);
     if (lane < 8 * kMatrices) {
         const auto address = reinterpret_cast<uintptr_t>(row);
-        if (address & 15) fail("a row of ldmatrix is not aligned to 16 bytes (%s:%d)", site.file, site.line);
+        if (address & 15)
+            fail("a row of ldmatrix is not aligned to 16 bytes (%s:%d)", site.file, site.line);
         std::memcpy(words, row, 16);
         std::memcpy(words + 4, &address, 8);
     }
     const Collective kind = kTransposed ? kLoadMatrixTransposed : kLoadMatrix;
     const uint32_t* table = exchange(0xffffffffu, words, 6, kind, site);
-    if (lane == 0) count_load_matrix(table, kMatrices);
+    if (lane == 0)
+        count_load_matrix(table, kMatrices);
     for (int matrix = 0; matrix < kMatrices; matrix++) {
         if constexpr (kTransposed) {
             const int column = lane / 4, first = 2 * (lane % 4);

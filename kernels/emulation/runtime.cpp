@@ -109,15 +109,18 @@ size_t stack_bytes() { return (__sanitizer_start_switch_fiber ? 256 : 64) * size
 char* map_stack(void* at) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
     void* stack = mmap(at, stack_bytes(), PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (stack == MAP_FAILED) fail("no memory for a thread's stack");
+    if (stack == MAP_FAILED)
+        fail("no memory for a thread's stack");
     return static_cast<char*>(stack);
 }
 
 void* shared_memory(size_t bytes) {
     void* memory = nullptr;
-    if (posix_memalign(&memory, 128, bytes)) fail("no memory for %zu bytes of shared memory", bytes);
+    if (posix_memalign(&memory, 128, bytes))
+        fail("no memory for %zu bytes of shared memory", bytes);
     auto* each = static_cast<volatile unsigned char*>(memory);
-    for (size_t i = 0; i < bytes; i++) each[i] = 0xff;  // NaN in every format
+    for (size_t i = 0; i < bytes; i++)
+        each[i] = 0xff;  // NaN in every format
     return memory;
 }
 
@@ -125,10 +128,13 @@ void report_waiting() {
     constexpr int kShown = 40;
     int shown = 0;
     for (const Fiber& other : block->fibers) {
-        if (shown++ == kShown) break;
+        if (shown++ == kShown)
+            break;
         const char* what = other.state == State::kDone ? "has ended" : "waits at";
-        std::fprintf(stderr, "  thread %u %s %s:%d\n", other.context.linear, what, other.site.file ? other.site.file : "",
-                     other.site.line);
+        std::fprintf(
+            stderr, "  thread %u %s %s:%d\n", other.context.linear, what, other.site.file ? other.site.file : "",
+            other.site.line
+        );
     }
 }
 
@@ -138,8 +144,10 @@ struct Remains {
     std::vector<void*> fibers;
 
     void clear() {
-        for (void* each : fibers) __tsan_destroy_fiber(each);
-        for (void* each : memory) std::free(each);
+        for (void* each : fibers)
+            __tsan_destroy_fiber(each);
+        for (void* each : memory)
+            std::free(each);
     }
 };
 
@@ -152,21 +160,26 @@ void begin_block(Block& self, unsigned threads, size_t shared_bytes, Remains& re
     self.barrier = Barrier{};
     self.barrier.order = order;
     for (Warp& warp : self.warps) {
-        for (Meeting& meeting : warp.meetings) meeting.order = order += 2;
+        for (Meeting& meeting : warp.meetings)
+            meeting.order = order += 2;
     }
     self.arena_used = 0;
     self.arena = static_cast<char*>(shared_memory(kArena));
-    if (__asan_poison_memory_region) __asan_poison_memory_region(self.arena, kArena);
+    if (__asan_poison_memory_region)
+        __asan_poison_memory_region(self.arena, kArena);
     self.dynamic = shared_bytes ? shared_memory(shared_bytes) : nullptr;
     counters().blocks++;
     counters().threads += threads;
 }
 
 void end_block(Block& self, Remains& remains) {
-    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(self.arena, kArena);
-    for (void* memory : {self.dynamic, static_cast<void*>(self.arena)}) remains.memory.push_back(memory);
+    if (__asan_unpoison_memory_region)
+        __asan_unpoison_memory_region(self.arena, kArena);
+    for (void* memory : {self.dynamic, static_cast<void*>(self.arena)})
+        remains.memory.push_back(memory);
     if (__tsan_destroy_fiber) {
-        for (Fiber& each : self.fibers) remains.fibers.push_back(each.tsan);
+        for (Fiber& each : self.fibers)
+            remains.fibers.push_back(each.tsan);
     } else {
         remains.clear();
         remains = {};
@@ -181,7 +194,9 @@ void begin_fibers(Block& self, dim3 grid, dim3 size, uint3 at, const std::vector
         each.stack = stacks[i];
         each.asan_stack = nullptr;
         each.site = {};
-        each.context = {{i % size.x, i / size.x % size.y, i / (size.x * size.y)}, at, size, grid, i % kLanes, i / kLanes, i};
+        each.context = {
+            {i % size.x, i / size.x % size.y, i / (size.x * size.y)}, at, size, grid, i % kLanes, i / kLanes, i
+        };
         self.warps[i / kLanes].alive |= 1u << (i % kLanes);
         if (__tsan_create_fiber) {
             each.tsan = __tsan_create_fiber(0);
@@ -190,10 +205,12 @@ void begin_fibers(Block& self, dim3 grid, dim3 size, uint3 at, const std::vector
         auto** top = reinterpret_cast<void**>(stacks[i] + stack_bytes() - 64);
 #if defined(__x86_64__)
         *--top = reinterpret_cast<void*>(emulation_entry);
-        for (int word = 0; word < kSavedWords; word++) *--top = nullptr;
+        for (int word = 0; word < kSavedWords; word++)
+            *--top = nullptr;
 #else
         top -= 20;
-        for (int word = 0; word < 20; word++) top[word] = nullptr;
+        for (int word = 0; word < 20; word++)
+            top[word] = nullptr;
         top[1] = reinterpret_cast<void*>(emulation_entry);
 #endif
         each.stack_pointer = top;
@@ -233,13 +250,17 @@ void switch_to(Fiber* next) {
     counters().switches++;
     if (__sanitizer_start_switch_fiber) {
         void** save = !from ? &launch_asan_stack : from->state == State::kDone ? nullptr : &from->asan_stack;
-        __sanitizer_start_switch_fiber(save, next ? next->stack : launch_stack, next ? stack_bytes() : launch_stack_bytes);
+        __sanitizer_start_switch_fiber(
+            save, next ? next->stack : launch_stack, next ? stack_bytes() : launch_stack_bytes
+        );
     }
-    if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(next ? next->tsan : launch_tsan, 1);
+    if (__tsan_switch_to_fiber)
+        __tsan_switch_to_fiber(next ? next->tsan : launch_tsan, 1);
     fiber = next;
     current = next ? &next->context : nullptr;
-    emulation_switch(from ? &from->stack_pointer : &launch_stack_pointer,
-                     next ? next->stack_pointer : launch_stack_pointer);
+    emulation_switch(
+        from ? &from->stack_pointer : &launch_stack_pointer, next ? next->stack_pointer : launch_stack_pointer
+    );
     if (__sanitizer_finish_switch_fiber) {
         __sanitizer_finish_switch_fiber(from ? from->asan_stack : launch_asan_stack, nullptr, nullptr);
     }
@@ -257,7 +278,8 @@ Fiber* next_ready(unsigned after) {
     }
     for (size_t i = 1; i <= count; i++) {
         Fiber& candidate = fibers[(first + i) % count];
-        if (candidate.state == State::kReady) return &candidate;
+        if (candidate.state == State::kReady)
+            return &candidate;
     }
     return nullptr;
 }
@@ -276,7 +298,8 @@ void wait_for(const void* what, Site site) {
 
 void wake(const void* what) {
     for (Fiber& each : block->fibers) {
-        if (each.state == State::kWaiting && each.waits_for == what) each.state = State::kReady;
+        if (each.state == State::kWaiting && each.waits_for == what)
+            each.state = State::kReady;
     }
 }
 
@@ -284,27 +307,34 @@ void* dynamic_shared() { return block->dynamic; }
 
 void* static_shared(const void* key, size_t bytes) {
     for (const SharedVariable& variable : block->variables) {
-        if (variable.key == key) return variable.address;
+        if (variable.key == key)
+            return variable.address;
     }
     const size_t needed = (bytes + 127) / 128 * 128 + 128;
-    if (block->arena_used + needed > kArena) fail("more than 48 KiB of static shared memory");
+    if (block->arena_used + needed > kArena)
+        fail("more than 48 KiB of static shared memory");
     char* address = block->arena + block->arena_used;
     block->arena_used += needed;
     block->variables.push_back({key, address});
-    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(address, bytes);
+    if (__asan_unpoison_memory_region)
+        __asan_unpoison_memory_region(address, bytes);
     return address;
 }
 
 void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void()>& body, const char* name) {
     const unsigned threads = size.x * size.y * size.z;
     kernel_name = name;
-    if (threads == 0 || threads > kMaxThreads) fail("a block of %u threads", threads);
-    if (shared_bytes > kDynamicShared) fail("%zu bytes of dynamic shared memory", shared_bytes);
+    if (threads == 0 || threads > kMaxThreads)
+        fail("a block of %u threads", threads);
+    if (shared_bytes > kDynamicShared)
+        fail("%zu bytes of dynamic shared memory", shared_bytes);
     const char* seed = std::getenv("EMULATION_SEED");
     random_state = seed ? std::strtoull(seed, nullptr, 10) * 0x9E3779B97F4A7C15ull : 0;
     static thread_local std::vector<char*> stacks;
-    while (stacks.size() < threads) stacks.push_back(map_stack(nullptr));
-    if (__tsan_get_current_fiber) launch_tsan = __tsan_get_current_fiber();
+    while (stacks.size() < threads)
+        stacks.push_back(map_stack(nullptr));
+    if (__tsan_get_current_fiber)
+        launch_tsan = __tsan_get_current_fiber();
     Block self;
     Remains remains;
     self.fibers.resize(threads);
@@ -334,8 +364,9 @@ extern "C" void emulation_fiber_main() {
     using namespace emulation;
     if (__sanitizer_finish_switch_fiber) {
         const bool is_first = launch_stack == nullptr;
-        __sanitizer_finish_switch_fiber(nullptr, is_first ? &launch_stack : nullptr,
-                                        is_first ? &launch_stack_bytes : nullptr);
+        __sanitizer_finish_switch_fiber(
+            nullptr, is_first ? &launch_stack : nullptr, is_first ? &launch_stack_bytes : nullptr
+        );
     }
     acquire(&order_of_start);
     (*block->body)();
@@ -346,7 +377,8 @@ extern "C" void emulation_fiber_main() {
     block->alive--;
     self->state = State::kDone;
     Barrier& barrier = block->barrier;
-    if (barrier.arrived && barrier.arrived == block->alive) complete(barrier);
+    if (barrier.arrived && barrier.arrived == block->alive)
+        complete(barrier);
     Fiber* next = next_ready(self->context.linear);
     if (!next && block->alive) {
         report_waiting();

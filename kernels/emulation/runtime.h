@@ -62,8 +62,9 @@ int vote_block(bool predicate, Vote vote, Site site);
 
 // Every lane of `mask` deposits `words` words; all get the table of 32 x kWords. Where `finish` is given the last lane
 // to arrive runs it on the table first, and it may write behind the words deposited.
-const uint32_t* exchange(unsigned mask, const uint32_t* in, int words, Collective kind, Site site,
-                         void (*finish)(uint32_t*) = nullptr);
+const uint32_t* exchange(
+    unsigned mask, const uint32_t* in, int words, Collective kind, Site site, void (*finish)(uint32_t*) = nullptr
+);
 void sync_warp(unsigned mask, Site site);
 
 // cp.async: the bytes arrive only when they are waited for, as late as the programming model allows.

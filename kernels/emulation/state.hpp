@@ -102,10 +102,12 @@ void wake(const void* what);
 void complete(Barrier& barrier);
 
 inline void acquire(void* address) {
-    if (__tsan_acquire) __tsan_acquire(address);
+    if (__tsan_acquire)
+        __tsan_acquire(address);
 }
 inline void release(void* address) {
-    if (__tsan_release) __tsan_release(address);
+    if (__tsan_release)
+        __tsan_release(address);
 }
 
 // Bytes touched on behalf of the kernel, compiled with its sanitizers (copies.cpp). A copy may land at any moment from

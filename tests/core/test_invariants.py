@@ -110,7 +110,9 @@ def test_I6_pending_and_inflight_equal_what_the_plans_in_flight_hold() -> None:
     while bed.core.has_work:
         bed.step()
         for request_id, request in bed.requests.items():
-            entries = [e for _, plan, _ in bed.core.flight for e in plan.entries if e.request_id == request_id]
+            entries = [
+                e for _, plan, _ in bed.core.flight for e in plan.entries if e.request_id == request_id
+            ]
             assert request.inflight == len(entries)
             assert request.num_pending == sum(entry.samples for entry in entries)
             seen += request.num_pending

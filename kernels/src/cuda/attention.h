@@ -17,14 +17,14 @@ typedef struct {
     void* out;                 // [rows, num_heads, head_dim]
     float* partial;            // decode: [items, num_heads, num_splits, head_dim + 2]
     int32_t max_blocks;
-    int32_t block_size;        // 1 to 256
+    int32_t block_size;  // 1 to 256
     int32_t num_heads;
-    int32_t num_kv_heads;      // divides num_heads
-    int32_t head_dim;          // 64, 80, 96, 128, 256
+    int32_t num_kv_heads;  // divides num_heads
+    int32_t head_dim;      // 64, 80, 96, 128, 256
     int32_t dtype;
-    int32_t window;            // a row sees this many positions, its own included; 0: all before it
-    int32_t split;             // tokens, a multiple of 32; equal in all calls that are to agree
-    int32_t num_splits;        // decode: room in `partial`; split * num_splits covers every length
+    int32_t window;      // a row sees this many positions, its own included; 0: all before it
+    int32_t split;       // tokens, a multiple of 32; equal in all calls that are to agree
+    int32_t num_splits;  // decode: room in `partial`; split * num_splits covers every length
     float scale;
 } PagedAttention;
 

@@ -1,7 +1,7 @@
-// The C interface of matrix products with 4-bit weights: y[M, N] = x[M, K] @ w[N, K]^T + bias, w = scale * (code - zero)
-// rounded to the activations' type, with a scale and a zero for each output and group of K. Pointers are to device
-// memory; functions return a CUDA error code, or -1 for a shape that there is no kernel for: K a multiple of 64, N of 16,
-// the group a multiple of 16 that divides K.
+// The C interface of matrix products with 4-bit weights: y[M, N] = x[M, K] @ w[N, K]^T + bias, w = scale * (code -
+// zero) rounded to the activations' type, with a scale and a zero for each output and group of K. Pointers are to
+// device memory; functions return a CUDA error code, or -1 for a shape that there is no kernel for: K a multiple of 64,
+// N of 16, the group a multiple of 16 that divides K.
 #pragma once
 #include <stdint.h>
 
@@ -17,7 +17,7 @@ typedef struct {
     int32_t n;
     int32_t k;
     int32_t group;
-    int32_t dtype;          // 0 float16, 1 bfloat16
+    int32_t dtype;  // 0 float16, 1 bfloat16
 } PagedCodes;
 
 // Up to paged_cuda_w4a16_max_rows rows. `scratch`: paged_cuda_w4a16_scratch bytes, zero before the first call and left
