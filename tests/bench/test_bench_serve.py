@@ -200,6 +200,15 @@ def test_what_contradicts_itself_is_refused_before_anything_is_sent(
     assert said.count("\n") == 1
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what it puts into the background with SIGINT ignored, and so would the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_keeps_what_was_answered(
     server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

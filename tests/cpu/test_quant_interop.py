@@ -31,7 +31,7 @@ def test_theirs_is_read_with_equal_codes(name: str) -> None:
         found = checkpoint.quantized(linear.removesuffix(".weight"))
         assert found is not None
         assert found.zeros is not None
-        steps = found.codes.astype(np.int64) - found.zeros.astype(np.int64)[:, found.groups()]
+        steps = np.asarray(found.codes, np.int64) - found.zeros.astype(np.int64)[:, found.groups()]
         np.testing.assert_array_equal(steps * found.scales.astype(np.float64)[:, found.groups()], values)
 
 
