@@ -11,6 +11,7 @@ from pagedcli.api.resolve import RunChoice
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.checkpoint.sources import cache_folder
 from pagedcli.config import EngineConfig
+from pagedcli.errors import ConfigError
 from pagedcli.models.load import Model, load_model
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.cuda_library import library_in
@@ -91,9 +92,15 @@ def load_torch(checkpoint: Checkpoint, run: RunChoice) -> TorchBackend:
 
     Raises:
         CheckpointError: The weights do not fit the configuration.
+        ConfigError: Kernels are to be ours alone, and something of the model has none.
     """
     kernels = library_in(cache_folder()) if run.device != "cpu" else None
     ops = make_ops(run.device, run.dtype, kernels=kernels, strict=run.strict_kernels)
     assert isinstance(ops, TorchOps)
     model = load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes)
-    return TorchBackend(model, run, ops.weight_bytes, ops.notes)
+    notes = ops.load_notes()
+    if run.strict_kernels and notes:
+        raise ConfigError(
+            f"device.strict_kernels is set, and {notes[0]}: leave out --strict-kernels to allow it"
+        )
+    return TorchBackend(model, run, ops.weight_bytes, notes)

@@ -211,11 +211,13 @@ def _why_no_cuda() -> str:
 
 
 def _op_rows(device: str) -> list[tuple[str, str]]:
+    from pagedcli.checkpoint.sources import cache_folder
+    from pagedcli.ops.cuda_library import library_in
     from pagedcli.ops.select import make_native_ops, make_ops
 
     try:
         ops = (
-            make_ops(device, "bfloat16")
+            make_ops(device, "bfloat16", kernels=library_in(cache_folder()))
             if device == "cuda"
             else make_native_ops("bfloat16", threads=compute_threads())
         )

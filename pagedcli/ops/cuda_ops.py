@@ -79,6 +79,7 @@ class CudaOps(TorchOps):
         self._library = library
         self._code = cuda_abi.DTYPES[dtype]
         self._max_positions = 0
+        self._head_dim = 0
         self._scratch = torch.zeros(0, dtype=torch.uint8, device=self._device)
         self._replaced: dict[str, str] = {}
         self._dense_reasons: dict[str, int] = {}
@@ -100,6 +101,17 @@ class CudaOps(TorchOps):
             f"torch's {name} is used instead of our CUDA kernel, which is not right here: {reason}",
         )
 
+    def load_notes(self) -> tuple[str, ...]:
+        """What torch computes of a loaded model because no kernel takes it."""
+        dense = tuple(
+            f"{count} fused linears are dequantized, which the 4-bit CUDA kernels do not take: {why}"
+            for why, count in self._dense_reasons.items()
+            if "linear" not in self._replaced
+        )
+        if self._head_dim and not self._has_heads(self._head_dim):
+            dense += (f"torch's attention is used: there is no CUDA kernel for heads of {self._head_dim}",)
+        return self.notes + dense
+
     def report(self) -> dict[str, OpReport]:
         """The implementation that serves each op, by the op's name."""
         report = super().report()
@@ -120,6 +132,7 @@ class CudaOps(TorchOps):
         """As in `TorchOps`; the table tells how long a sequence may become."""
         table = super().load_rope(cos, sin)
         self._max_positions = max(self._max_positions, table.max_positions)
+        self._head_dim = table.head_dim
         return table
 
     def load_quantized(
@@ -258,8 +271,10 @@ class CudaOps(TorchOps):
         return features % VECTOR == 0 and name not in self._replaced
 
     def _takes_heads(self, name: str, shape: AttentionShape) -> bool:
-        has_kernel = self._library.paged_cuda_attention_tile_rows(shape.head_dim) > 0
-        return has_kernel and name not in self._replaced
+        return self._has_heads(shape.head_dim) and name not in self._replaced
+
+    def _has_heads(self, head_dim: int) -> bool:
+        return bool(self._library.paged_cuda_attention_tile_rows(head_dim) > 0)
 
     def _plan_attention(self, shape: AttentionShape, batch: ForwardBatch) -> AttentionPlan:
         group = shape.num_heads // shape.num_kv_heads

@@ -78,6 +78,10 @@ class TorchOps:
         self._dtype_name = dtype
         self._dtype = TORCH_DTYPES[dtype]
 
+    def load_notes(self) -> tuple[str, ...]:
+        """What a user should know once a model is loaded."""
+        return self.notes
+
     @property
     def device(self) -> str:
         """Such as "cpu" or "cuda:0"."""

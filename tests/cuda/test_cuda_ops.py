@@ -116,6 +116,14 @@ def test_what_kernels_do_not_take_is_said(tmp_path: Path) -> None:
     written = write_quantized_model(tmp_path, "gptq", bits=8, group=64, **SHAPE)
     model = load_model(open_checkpoint(written.folder), ops("float16"), MAX_LEN)
     assert not model.ops.report()["linear"].detail.startswith("4-bit")
+    [note] = model.ops.load_notes()
+    assert "8 fused linears" in note
+    assert note.endswith("8 bits")
+
+
+def test_heads_without_a_kernel_are_said(tiny_checkpoint: Callable[..., Path]) -> None:
+    model = load_model(open_checkpoint(tiny_checkpoint("mistral")), ops("float16"), MAX_LEN)
+    assert model.ops.load_notes() == ("torch's attention is used: there is no CUDA kernel for heads of 8",)
 
 
 @pytest.mark.parametrize(("longest", "split"), [(1, 128), (4096, 128), (4097, 160), (131072, 4096)])
