@@ -232,7 +232,10 @@ def test_a_full_queue_is_429_with_retry_after() -> None:
     )
     with served(engine) as server:
         bodies = [{"prompt": f"p{i}", "max_tokens": 40, "stream": True} for i in range(4)]
-        answers = [raw_start(server, body) for body in bodies]
+        answers = [raw_start(server, bodies[0])]
+        # Until the first one runs it fills the queue itself, and all others would be refused.
+        server.wait_until(lambda: engine.client.stats().num_running == 1)
+        answers += [raw_start(server, body) for body in bodies[1:]]
         statuses = []
         server.wait_until(lambda: engine.client.num_unfinished >= 2)
         answer = server.post("/v1/completions", {"prompt": "one more", "max_tokens": 1})
