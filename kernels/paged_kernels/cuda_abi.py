@@ -70,7 +70,7 @@ class PagedCodes(ctypes.Structure):
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _CODES = ctypes.POINTER(PagedCodes)
-_SIGNATURES = {
+SIGNATURES = {
     "paged_cuda_attention_decode": (ctypes.POINTER(PagedAttention), _POINTER, _INT, _INT, _POINTER),
     "paged_cuda_attention_prefill": (ctypes.POINTER(PagedAttention), _POINTER, _INT, _POINTER),
     "paged_cuda_attention_tile_rows": (_INT,),
@@ -91,7 +91,7 @@ _LONG_RESULTS = frozenset({"paged_cuda_w4a16_scratch"})
 def load(path: Path) -> ctypes.CDLL:
     """The library at `path` with the types of its functions declared."""
     library = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
+    for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = ctypes.c_int64 if name in _LONG_RESULTS else ctypes.c_int

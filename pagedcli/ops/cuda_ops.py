@@ -84,6 +84,8 @@ class CudaOps(TorchOps):
         self._replaced: dict[str, str] = {}
         self._dense_reasons: dict[str, int] = {}
         self._num_codes = 0
+        self.poison = False
+        """Fill what a kernel is to write with NaN first: memory that was freed may hold the right result."""
         on_gpu = self._device.type == "cuda"
         self._processors = (
             torch.cuda.get_device_properties(self._device).multi_processor_count if on_gpu else 1
@@ -177,7 +179,7 @@ class CudaOps(TorchOps):
         """Computed in float32, rounded once."""
         if not self._takes_rows("rms_norm", x.shape[1]):
             return super().rms_norm(x, weight, eps)
-        out = torch.empty_like(x)
+        out = self._room(x, *x.shape)
         self._norm(out, None, x, None, weight, eps)
         return out
 
@@ -185,7 +187,7 @@ class CudaOps(TorchOps):
         """(norm of the sum, the sum), the sum in the place of `residual`."""
         if not self._takes_rows("add_rms_norm", x.shape[1]):
             return super().add_rms_norm(x, residual, weight, eps)
-        out = torch.empty_like(x)
+        out = self._room(x, *x.shape)
         self._norm(out, residual, x, residual, weight, eps)
         return out, residual
 
@@ -201,7 +203,7 @@ class CudaOps(TorchOps):
         rows, features = gate_up.shape[0], gate_up.shape[1] // 2
         if not self._takes_rows("gated", features):
             return super().gated(gate_up, activation)
-        out = gate_up.new_empty(rows, features)
+        out = self._room(gate_up, rows, features)
         self._call(
             "gated",
             _address(out),
@@ -233,7 +235,7 @@ class CudaOps(TorchOps):
         """Norm (if any) and rotate q and k, write k and v to the cache; returns q, [num_tokens, q_size]."""
         if not self._takes_heads("rope_kv_write", shape):
             return super().rope_kv_write(qkv, shape, rope, norms, batch, kv, layer)
-        q = qkv.new_empty(len(qkv), shape.q_size)
+        q = self._room(qkv, len(qkv), shape.q_size)
         weights = (None, None) if norms is None else (_address(norms.q.data), _address(norms.k.data))
         arguments = cuda_abi.PagedRope(
             _address(qkv), _address(rope.cos), _address(rope.sin), _address(batch.positions),
@@ -254,7 +256,7 @@ class CudaOps(TorchOps):
         if key not in batch.scratch:
             batch.scratch[key] = self._plan_attention(shape, batch)
         plan: AttentionPlan = batch.scratch[key]
-        out = torch.empty_like(q)
+        out = self._room(q, *q.shape)
         arguments = cuda_abi.PagedAttention(
             _address(q), _address(kv.key(layer)), _address(kv.value(layer)), _address(batch.block_table),
             _address(batch.query_start), _address(batch.seq_lens), _address(out), _address(plan.partial),
@@ -266,6 +268,11 @@ class CudaOps(TorchOps):
         return out
 
     # ---- helpers
+
+    def _room(self, like: Tensor, *shape: int) -> Tensor:
+        """Room for a kernel's result, of the dtype and on the device of `like`."""
+        out = like.new_empty(shape)
+        return out.fill_(torch.nan) if self.poison else out
 
     def _takes_rows(self, name: str, features: int) -> bool:
         return features % VECTOR == 0 and name not in self._replaced
@@ -300,20 +307,20 @@ class CudaOps(TorchOps):
 
     def _product(self, x: Tensor, codes: CudaCodes) -> Tensor:
         if codes.order is not None:
-            ordered = torch.empty_like(x)
+            ordered = self._room(x, *x.shape)
             self._call("columns", _address(ordered), _address(x), _address(codes.order), *x.shape)
             x = ordered
         abi = codes.abi(self._code)
         if len(x) > self._library.paged_cuda_w4a16_max_rows():
-            dense = x.new_empty(codes.out_features, codes.in_features)
+            dense = self._room(x, codes.out_features, codes.in_features)
             self._call("w4a16_dequantize", abi, _address(dense))
             return torch.nn.functional.linear(x, dense, codes.bias)
-        out = x.new_empty(len(x), codes.out_features)
+        out = self._room(x, len(x), codes.out_features)
         self._call("w4a16", abi, _address(out), _address(x), len(x), _address(self._scratch))
         return out
 
     def _rows(self, table: Tensor, ids: Tensor) -> Tensor:
-        out = table.new_empty(len(ids), table.shape[1])
+        out = self._room(table, len(ids), table.shape[1])
         self._call(
             "rows", _address(out), _address(table), _address(ids), len(ids), table.shape[1], self._code
         )

@@ -83,10 +83,11 @@ class _Codes:
     bits: int = 4
     group_size: int = 64
     offsets: None = None
-    g_idx: None = None
+    g_idx: NDArray[np.int32] | None = None
 
     @classmethod
-    def random(cls, outputs: int, inputs: int) -> _Codes:
+    def random(cls, outputs: int, inputs: int, *, act_order: bool) -> _Codes:
+        """Of groups that lie in a row, or whose columns are mixed."""
         rng = np.random.default_rng(0)
         groups = (outputs, inputs // 64)
         # Scales that both 16-bit types hold exactly.
@@ -95,6 +96,7 @@ class _Codes:
             rng.integers(0, 16, (outputs, inputs), dtype=np.uint8),
             scales,
             rng.integers(0, 16, groups, dtype=np.uint8),
+            g_idx=rng.permutation(np.arange(inputs, dtype=np.int32) // 64) if act_order else None,
         )
 
     @property
@@ -102,8 +104,8 @@ class _Codes:
         return self.codes.shape[0], self.codes.shape[1]
 
     def dequantize(self) -> NDArray[np.float32]:
-        zeros = np.repeat(self.zeros, self.group_size, axis=1).astype(np.float32)
-        return (self.codes - zeros) * np.repeat(self.scales, self.group_size, axis=1)
+        group = np.arange(self.shape[1]) // self.group_size if self.g_idx is None else self.g_idx
+        return (self.codes - self.zeros[:, group].astype(np.float32)) * self.scales[:, group]
 
     def rows(self, first: int, last: int) -> _Codes:
         return replace(
@@ -112,12 +114,25 @@ class _Codes:
 
 
 class _Cache:
-    """A `KVCache` of one layer, filled with numbers."""
+    """A `KVCache` of one layer.
 
-    def __init__(self, numbers: Callable[..., Tensor]) -> None:
-        self.num_blocks, self.block_size = sum(-(-length // BLOCK_SIZE) for length in LENGTHS), BLOCK_SIZE
-        shape = (self.num_blocks, SHAPE.num_kv_heads, BLOCK_SIZE, SHAPE.head_dim)
-        self._key, self._value = numbers(*shape), numbers(*shape)
+    Args:
+        key: [num_blocks, kv heads, block size, head_dim].
+        value: As `key`.
+    """
+
+    def __init__(self, key: Tensor, value: Tensor) -> None:
+        self.num_blocks, self.block_size = len(key), BLOCK_SIZE
+        self._key, self._value = key, value
+
+    @classmethod
+    def random(cls, numbers: Callable[..., Tensor]) -> _Cache:
+        num_blocks = sum(-(-length // BLOCK_SIZE) for length in LENGTHS)
+        shape = (num_blocks, SHAPE.num_kv_heads, BLOCK_SIZE, SHAPE.head_dim)
+        return cls(numbers(*shape), numbers(*shape))
+
+    def clone(self) -> _Cache:
+        return _Cache(self._key.clone(), self._value.clone())
 
     def key(self, layer: int) -> Tensor:
         return self._key
@@ -159,7 +174,7 @@ def wrong_kernels(ours: CudaOps, reference: TorchOps) -> dict[str, str]:
         return torch.randn(shape, generator=generator).to(device, kind)
 
     rows, features = sum(NEW_ROWS), SHAPE.q_size
-    batch, cache = _batch(device), _Cache(numbers)
+    batch, cache = _batch(device), _Cache.random(numbers)
     x, y, weight = (
         numbers(rows, features),
         numbers(rows, features),
@@ -170,13 +185,15 @@ def wrong_kernels(ours: CudaOps, reference: TorchOps) -> dict[str, str]:
     head = Vector("head", SHAPE.head_dim, numbers(SHAPE.head_dim))
     qkv = numbers(rows, SHAPE.q_size + 2 * SHAPE.kv_size)
     norms = HeadNorms(head, head, 1e-6)
+    stored = [_Codes.random(256, features, act_order=mixed) for mixed in (False, True)]
     codes = {
-        id(ops): ops.load_quantized([_Codes.random(256, features)], None, "none") for ops in (ours, reference)
+        id(ops): [ops.load_quantized([part], None, "none") for part in stored] for ops in (ours, reference)
     }
 
     def rotated(ops: TorchOps) -> Tensor:
-        q = ops.rope_kv_write(qkv, SHAPE, rope[id(ops)], norms, batch, cache, 0)
-        return torch.cat((q.flatten(), cache.key(0).flatten(), cache.value(0).flatten()))
+        written = cache.clone()
+        q = ops.rope_kv_write(qkv, SHAPE, rope[id(ops)], norms, batch, written, 0)
+        return torch.cat((q.flatten(), written.key(0).flatten(), written.value(0).flatten()))
 
     cases: dict[str, Callable[[TorchOps], Tensor]] = {
         "embedding": lambda ops: ops.embedding(EmbeddingTable("table", rows, features, x), batch),
@@ -187,15 +204,17 @@ def wrong_kernels(ours: CudaOps, reference: TorchOps) -> dict[str, str]:
         "rope_kv_write": rotated,
         "attention": lambda ops: ops.attention(x, SHAPE, batch, cache, 0),
         "linear": lambda ops: torch.cat(
-            [ops.linear(x[:count], codes[id(ops)]).flatten() for count in PRODUCT_ROWS]
+            [ops.linear(x[:count], each).flatten() for count in PRODUCT_ROWS for each in codes[id(ops)]]
         ),
     }
     wrong: dict[str, str] = {}
+    ours.poison = True
     for name, compute in cases.items():
         reason = _difference(compute, ours, reference)
         if reason is not None:
             wrong[name] = reason
         batch.scratch.clear()
+    ours.poison = False
     return wrong
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulated_library import emulated_library
+from paged_kernels import cuda_abi
 
 from pagedcli.checkpoint.sources import open_checkpoint
 from pagedcli.errors import ConfigError
@@ -131,25 +132,58 @@ def test_splits_depend_on_the_longest_sequence(longest: int, split: int) -> None
     assert split_size(longest) == split
 
 
-def test_every_kernel_is_tried_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are right; one that is broken gives its place to torch's op, with a note, and its result is torch's."""
-    ours, reference = ops("bfloat16"), TorchOps("cpu", "bfloat16")
-    assert wrong_kernels(ours, reference) == {}
+class WithoutKernel:
+    """The library with one kernel that does nothing."""
 
-    class Broken:
-        """The library with one kernel that does nothing."""
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
 
-        def __getattr__(self, name: str) -> object:
-            return (lambda *arguments: 0) if name == "paged_cuda_gated" else getattr(emulated_library(), name)
+    def __getattr__(self, name: str) -> object:
+        return (lambda *arguments: 0) if name == self.kernel else getattr(emulated_library(), name)
 
-    broken = CudaOps("cpu", "bfloat16", Broken())  # type: ignore[arg-type]
-    wrong = wrong_kernels(broken, reference)
-    assert list(wrong) == ["gated"]
+
+def start_check(kernel: str) -> tuple[CudaOps, dict[str, str]]:
+    broken = CudaOps("cpu", "bfloat16", WithoutKernel(kernel))  # type: ignore[arg-type]
+    return broken, wrong_kernels(broken, TorchOps("cpu", "bfloat16"))
+
+
+OP_OF_KERNEL = {
+    "none": [],
+    "rows": ["embedding"],
+    "rms_norm": ["rms_norm", "add_rms_norm"],
+    "gated": ["gated"],
+    "add": ["add"],
+    "rope_kv_write": ["rope_kv_write"],
+    "attention_decode": ["attention"],
+    "attention_prefill": ["attention"],
+    "w4a16": ["linear"],
+    "w4a16_dequantize": ["linear"],
+    "columns": ["linear"],
+}
+
+
+@pytest.mark.parametrize("kernel", OP_OF_KERNEL)
+def test_every_kernel_is_tried_at_the_start(kernel: str) -> None:
+    """One that does nothing is found, though memory freed by a run that was right may hold what it should write."""
+    assert start_check("none")[1] == {}
+    assert list(start_check(f"paged_cuda_{kernel}")[1]) == OP_OF_KERNEL[kernel]
+
+
+def test_every_kernel_of_the_library_is_among_those_tried() -> None:
+    answers = {"attention_tile_rows", "w4a16_scratch", "w4a16_max_rows"}
+    assert {name.removeprefix("paged_cuda_") for name in cuda_abi.SIGNATURES} == OP_OF_KERNEL.keys() - {
+        "none"
+    } | answers
+
+
+def test_torchs_op_stands_in_for_a_wrong_kernel() -> None:
+    """With a note, and its result is torch's."""
+    broken, wrong = start_check("paged_cuda_gated")
     broken.replace("gated", wrong["gated"])
     assert broken.report()["gated"].implementation == "torch"
     assert "torch's gated is used" in broken.notes[0]
     x = op_grid.values(broken, 3, 64)
-    assert torch.equal(broken.gated(x, "silu"), reference.gated(x, "silu"))
+    assert torch.equal(broken.gated(x, "silu"), TorchOps("cpu", "bfloat16").gated(x, "silu"))
 
 
 @pytest.mark.parametrize(("dtype", "reason"), [("float32", "not float32"), ("bfloat16", "paged build-cuda")])
