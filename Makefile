@@ -57,10 +57,10 @@ sizes:           ## files, functions and settings as a table
 test: $(STAMP)   ## all tests of the everyday run, files side by side
 	$(BIN)/pytest -n 2 --dist loadfile
 
-test-core:       ## the core in an environment without torch, numpy or transformers
+test-core:       ## the core in an environment without torch, numpy or transformers; ARGS for pytest
 	$(PYTHON) -m venv $(VENV)-core
 	$(VENV)-core/bin/pip install --quiet pytest pytest-timeout hypothesis
-	PYTHONPATH=. $(VENV)-core/bin/pytest tests/core -m 'not nightly' -p no:cacheprovider
+	PYTHONPATH=. $(VENV)-core/bin/pytest tests/core -m 'not nightly' -p no:cacheprovider $(ARGS)
 
 nightly: $(STAMP)  ## the long proofs: 10,000 workloads, soaks
 	$(BIN)/pip install --quiet -e '.[clients]'
