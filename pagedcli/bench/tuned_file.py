@@ -14,7 +14,19 @@ LISTED = 40
 
 
 def verdict_text(tuned: Tuned) -> str:
-    """What the search has shown, in a sentence."""
+    """What the search has shown, in a sentence, and what it had no time for."""
+    return "; ".join(filter(None, (_shown(tuned), _left_out(tuned))))
+
+
+def _left_out(tuned: Tuned) -> str:
+    if not tuned.is_cut:
+        return ""
+    if not tuned.untried:
+        return "the time was over before the search was: more --minutes make it surer"
+    return f"the time was over before all of {', '.join(tuned.untried)} was tried: give more --minutes"
+
+
+def _shown(tuned: Tuned) -> str:
     if tuned.found == tuned.default:
         when = "until it was interrupted" if tuned.is_interrupted else "that was tried"
         return f"{NO_DIFFERENCE} to the defaults by anything {when}: they are kept"

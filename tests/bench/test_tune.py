@@ -91,6 +91,34 @@ def test_the_budget_is_kept(seconds: float) -> None:
     assert machine.now <= max(seconds, 0.65 * seconds + 4)
 
 
+def test_what_there_was_no_time_for_is_said() -> None:
+    cut = Machine({}).tune(seconds=60)
+    assert cut.is_cut
+    assert cut.untried == ("page_size",)
+    told = verdict_text(cut)
+    assert "no difference shown" in told
+    assert "the time was over before all of page_size was tried: give more --minutes" in told
+    whole = Machine({}).tune(seconds=1000)
+    assert (whole.is_cut, whole.untried) == (False, ())
+    assert "time was over" not in verdict_text(whole)
+
+
+def test_time_for_a_comparison_is_searched_in_while_there_is_none_to_make() -> None:
+    machine = Machine({})
+    tuned = machine.tune(seconds=60)
+    assert tuned.final is None
+    assert 60 - 12 - 1 <= machine.now <= 60 - 12  # six rounds of two runs could still be compared
+
+
+def test_a_late_find_is_compared_with_the_defaults() -> None:
+    """Found after 85 runs, when a search that has something already would be over."""
+    machine = Machine({"page_size": {32: 1.5}})
+    tuned = machine.tune(seconds=110)
+    assert tuned.best.page_size == 32
+    assert len(tuned.comparison[0]) >= 6
+    assert machine.now <= 110
+
+
 def test_a_limit_counts_more_than_throughput() -> None:
     gains = {"max_num_batched_tokens": {4096: 1.4, 512: 0.9, 1024: 0.95, 256: 0.7, 128: 0.5}}
     assert Machine(gains).tune().best.max_num_batched_tokens == 4096
@@ -118,6 +146,21 @@ def test_an_interrupt_keeps_what_was_shown() -> None:
     assert tuned.final is None
     assert sum(len(trial.figures) for trial in tuned.trials) == 39
     assert "interrupted" in verdict_text(tuned)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_an_interrupt_in_the_comparison_is_no_comparison(rounds: int) -> None:
+    """Of one round the interval is a point, and would show anything."""
+    gains = {"threads": {4: 1.5, 1: 0.5}}
+    whole = Machine(gains, noise=0.0).tune()
+    machine = Machine(gains, noise=0.0)
+    searching = sum(len(trial.figures) for trial in whole.trials) - 2 * len(whole.comparison[0])
+    machine.interrupt_at = searching + 2 * rounds + 1
+    tuned = machine.tune()
+    assert len(tuned.comparison[0]) == rounds
+    assert tuned.best.threads == 4
+    assert tuned.final is None
+    assert "interrupted before the comparison" in verdict_text(tuned)
 
 
 def test_what_cannot_run_is_left_out() -> None:
@@ -208,6 +251,7 @@ def test_somebodys_own_file_is_not_overwritten(tmp_path: Path) -> None:
         (TuneOptions(aim="fast"), "choose throughput, latency, balanced"),
         (TuneOptions(max_ttft_ms=0), "--max-ttft-ms is 0: it must be positive"),
         (TuneOptions(minutes=-1), "--minutes is -1"),
+        (TuneOptions(max_itl_ms=float("inf")), "--max-itl-ms is inf, which limits nothing"),
     ],
 )
 def test_mistakes(options: TuneOptions, message: str) -> None:
@@ -311,6 +355,15 @@ def test_the_whole_command(
         assert "is no file: give the name of one" in capsys.readouterr().err
     assert run(["bench", "tune", *arguments, "-o", "other.toml", "--minutes", "inf"]) == 2
     assert "--minutes is inf: give at most 10080, a week" in capsys.readouterr().err
+    assert run(["bench", "tune", *arguments, "-o", ""]) == 2
+    assert "the name of the file is empty" in capsys.readouterr().err
+    for output, left in (("kept.toml", "is left as it was"), ("none.toml", "is not written")):
+        Path("kept.toml").write_text("[tuned]\n")
+        machine.interrupt_at = machine.runs + 3  # too early for anything to be shown
+        assert run(["bench", "tune", *arguments, "-o", output]) == 130
+        assert f"{output} {left}: interrupted before anything" in capsys.readouterr().err
+    assert Path("kept.toml").read_text() == "[tuned]\n"
+    assert not Path("none.toml").exists()
 
 
 def test_a_search_that_was_interrupted_says_so() -> None:
