@@ -33,6 +33,8 @@ from pagedcli.workloads.requests import WorkloadRequest, at, most_turns, num_arr
 
 FAILED, INTERRUPTED = 3, 130
 DEFAULT_CONCURRENCY = 8
+SHARE, TOLERANCE, SECONDS = 0.9, 0.1, 20.0
+"""Of the search, where nothing else is given."""
 FEWEST = 16
 """Requests of a trial of the search, at least."""
 _FIRST_SHARE = 40
@@ -62,9 +64,9 @@ class LoadOptions:
     time_scale: float = 1.0
     goodput: str | None = None
     saturation: bool = False
-    share: float = 0.9
-    tolerance: float = 0.1
-    seconds: float = 20.0
+    share: float = SHARE
+    tolerance: float = TOLERANCE
+    seconds: float = SECONDS
     model: str | None = None
     api_key_file: str | None = None
     warm_up: int = 2
@@ -115,12 +117,29 @@ def check(options: LoadOptions) -> None:
             raise ConfigError(f"{flag} {value:g}: give a number over 0")
     if options.share > 1:
         raise ConfigError(f"--share {options.share:g}: give a part of all, such as 0.9")
+    _refuse_unused(options)
     if options.concurrency is not None and (options.rate is not None or options.saturation):
         raise ConfigError("--concurrency is a closed loop: leave it out with --rate or --saturation")
     if options.arrival is not None and options.rate is None and not options.saturation:
         raise ConfigError("--arrival needs --rate, the requests per second")
     if options.saturation and (options.arrival or "").startswith("ramp"):
         raise ConfigError("--saturation tries one rate after the other: leave out --arrival ramp")
+
+
+def _refuse_unused(options: LoadOptions) -> None:
+    """Flags that nothing would read."""
+    if not options.saturation:
+        of_search = ("--share", options.share, SHARE), ("--tolerance", options.tolerance, TOLERANCE)
+        for flag, value, usual in (*of_search, ("--seconds", options.seconds, SECONDS)):
+            if value != usual:
+                raise ConfigError(f"{flag} is for the search: give --saturation, or leave it out")
+    if options.share != SHARE and options.goodput is None:
+        raise ConfigError("--share is of requests that meet targets: give --goodput, or leave it out")
+    paced = options.concurrency is not None or options.rate is not None or options.saturation
+    if options.time_scale != 1 and paced:
+        raise ConfigError(
+            "--time-scale is for arrivals as a trace says: leave --concurrency, --rate and --saturation out"
+        )
 
 
 def read_key(file: str | None) -> str | None:
@@ -169,10 +188,15 @@ class _Command:
         self.options = options
         self.messages = messages
         self.targets = Targets.parse(options.goodput) if options.goodput else None
-        self.first = self.workload(options.seed, options.requests)
+        with messages.waiting("making the requests"):
+            self.first = self.workload(options.seed, options.requests)
+        if options.time_scale != 1 and not any(request.arrival_s for request in self.first):
+            raise ConfigError(f"--time-scale: workload {options.workload!r} does not say when requests come")
         more = parse_body(options.body)
         if options.arrival is not None or options.rate is not None:
-            self.arrivals(options.rate or 1.0)  # before anything is measured: whether they can be made
+            self.arrivals(
+                1.0 if options.rate is None else options.rate
+            )  # before anything is measured: whether they can be made
         api = parse_target(options.url, read_key(options.api_key_file))
         self.info = discover(api, options.model)
         api = replace(api, address=self.info.address)
@@ -200,7 +224,7 @@ class _Command:
             seed=seed,
             num_requests=num,
             text_only=True,
-            length_scale=options.length_scale,
+            length_scale=options.length_scale if name is None else 1.0,
             time_scale=options.time_scale,
         )
 

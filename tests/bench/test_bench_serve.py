@@ -30,6 +30,8 @@ from pagedcli.cli.bench_serve_display import plain_line, render, view_of
 from pagedcli.cli.main import run
 from tests.bench.openai_server import OpenAIServer, openai_server
 
+ROWS = "rows.jsonl"
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIServer]:
@@ -187,12 +189,20 @@ def test_a_server_without_models_needs_a_name(
         ["--saturation", "--arrival", "ramp:3"], ["--saturation", "-c", "3"], ["--timeout", "0"],
         ["--warm-up", "0"], ["--api-key-file", "/no/such"], ["--json", "/no/such/folder/x"],
         ["--workload", "nix"], ["--vocab-size", "1"], ["--time-scale", "0"], ["--length-scale", "-1"],
-        ["--tolerance", "0"],
+        ["--tolerance", "0"], ["--saturation", "--rate", "0"], ["--share", "0.5"], ["--tolerance", "0.5"],
+        ["--seconds", "5"], ["--saturation", "--share", "0.5"], ["--time-scale", "2"], ["--length-scale", "2"],
+        ["--workload", ROWS, "--length-scale", "2"], ["--workload", ROWS, "--time-scale", "2", "--rate", "5"],
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused_before_anything_is_sent(
-    server: OpenAIServer, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    server: OpenAIServer,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(ROWS).write_text('{"prompt_token_ids": [800, 801], "arrival_s": 0.5}\n')
     assert bench(server.url, *arguments) == 2
     assert not server.bodies
     said = capsys.readouterr().err
