@@ -299,12 +299,14 @@ class _Command:
         """The saturation point and its reports."""
         unloaded = self.warm_up(max(3, self.options.warm_up))
         runs: list[LoadRun] = []
+        trials: list[Trial] = []
 
         def measure(rate: float) -> Trial:
             run, trial = self.trial(rate, len(runs), unloaded)
             runs.append(run)
             if run.is_interrupted:
                 raise KeyboardInterrupt
+            trials.append(trial)
             word = "kept up" if trial.is_kept else "not kept up"
             self.messages.say(f"{rate:.3g} requests/s: {word} ({trial.share:.0%})")
             return trial
@@ -312,19 +314,24 @@ class _Command:
         alone = 1 / max(unloaded, 1e-3)
         first = self.options.rate or alone
         try:
-            found = find_saturation(
-                measure, first, tolerance=self.options.tolerance, least_rate=_SPARSE * alone
-            )
+            find_saturation(measure, first, tolerance=self.options.tolerance, least_rate=_SPARSE * alone)
         except KeyboardInterrupt:
             if not runs:
                 raise
-            return self.report(runs[-1].as_dict())
+            return self.report(self.found(runs, trials) | {"interrupted": True})
+        return self.report(self.found(runs, trials))
+
+    def found(self, runs: Sequence[LoadRun], trials: Sequence[Trial]) -> dict[str, Any]:
+        """The run at the largest rate that was kept, with every trial; of a search without any the last run."""
+        if not trials:
+            return runs[-1].as_dict()
         best = max(
-            (run for run, trial in zip(runs, found.trials, strict=True) if trial.is_kept),
+            (run for run, trial in zip(runs, trials, strict=False) if trial.is_kept),
             key=lambda run: float(run.arrivals["requests_per_s"]),
-            default=runs[-1],
+            default=runs[len(trials) - 1],
         )
-        return self.report(best.as_dict() | {"saturation": self.saturation(found)})
+        known = Saturation.of(trials, self.options.tolerance)
+        return best.as_dict() | {"saturation": self.saturation(known)}
 
     def trial(self, rate: float, number: int, unloaded_s: float) -> tuple[LoadRun, Trial]:
         """One rate of the search, with requests that no earlier one has asked."""

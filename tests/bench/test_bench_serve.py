@@ -255,6 +255,22 @@ def test_a_search_writes_its_trials(server: OpenAIServer, tmp_path: Path) -> Non
     assert len(set(prompts)) == len(prompts)
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_keeps_the_trials_of_a_search(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three requests of warm-up, two trials of four, and the interrupt in the third."""
+    server.on_request = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 13 else None
+    arguments = ["--saturation", "--rate", "500", "--goodput", "e2e:60s", "-n", "4"]
+    assert bench(server.url, *arguments, "--json", str(tmp_path / "s.json")) == 130
+    figures = json.loads((tmp_path / "s.json").read_text())
+    found = figures["saturation"]
+    assert [(trial["rate"], trial["is_kept"]) for trial in found["trials"]] == [(500, True), (1000, True)]
+    assert (found["rate"], found["above"], found["is_found"]) == (1000, None, False)
+    assert (figures["interrupted"], figures["requests"]) == (True, 4)
+    assert "The search was interrupted." in capsys.readouterr().out
+
+
 def test_what_is_shown_while_it_runs() -> None:
     state = LoadState(10, 100.0, num_in_flight=3)
     for index in range(4):
