@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 nothing was run, 3 some requests failed, 130 interrupted (
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,8 @@ def _check(options: BenchOptions) -> None:
     ):  # fmt: skip
         if value is not None and not value > 0:
             raise ConfigError(f"{name} is {value:g}: it must be positive")
+    if options.seconds == math.inf:
+        raise ConfigError("--seconds is inf: give a number; --repeats N runs as often as you like")
     check_outputs(options.json_file, options.markdown_file, html=options.html_file)
 
 

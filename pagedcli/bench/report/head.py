@@ -17,7 +17,9 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 def head_of(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and texts."""
-    rows = [("Model", model_name(find(data, "settings.model")))]
+    rows = []
+    if "model" in (data.get("settings") or {}):  # kernels alone are of no model
+        rows.append(("Model", model_name(find(data, "settings.model"))))
     rows += [(name, text) for name, text in (
         ("Machine", described(data.get("machine"))),
         ("Date", str(data.get("date", ""))),
