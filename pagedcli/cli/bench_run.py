@@ -200,10 +200,9 @@ def run_line(setting: Setting, number: int, run: Run) -> str:
     failed = f", {len(run.failed)} failed" if run.failed else ""
     latency = f", TTFT {spread([item.ttft_s for item in served])}" if served else ""
     preemptions = f", {run.counters.preemptions} preemptions" if run.counters.preemptions else ""
-    return (
-        f"{name}: {run.output_tokens_per_s:,.1f} output tokens/s{latency}, KV use {run.kv_use():.1%}"
-        f"{preemptions}{failed}, {run.seconds:.1f} s"
-    )
+    use = f", KV use {run.kv_use():.1%}" if run.holds_kv else ""
+    rate = f"{run.output_tokens_per_s:,.1f} output tokens/s"
+    return f"{name}: {rate}{latency}{use}{preemptions}{failed}, {run.seconds:.1f} s"
 
 
 def _report(

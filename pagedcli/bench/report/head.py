@@ -76,7 +76,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "_bytes": size,
     "_us_per_step": lambda value: f"{number(value)} µs a step",
     "_s": seconds,
-    "_share": share,
+    "_share": lambda value: f"{share(value)} of the time",
 }
 
 
