@@ -289,6 +289,7 @@ class _Command:
         if options.save_workload is not None:
             save_workload(Path(options.save_workload), requests)
         self.warm_up(options.warm_up)
+        self.display.asked_per_s = options.rate
         self.display.last_due_s = (
             max(request.arrival_s for request in requests) if concurrency is None else None
         )
@@ -340,7 +341,7 @@ class _Command:
         requests = self.workload(options.seed + 1009 * (number + 1), count)
         arrivals = self.arrivals(rate)
         times = arrivals.times(num_arriving(requests))
-        self.display.last_due_s = times[-1]
+        self.display.last_due_s, self.display.asked_per_s = times[-1], rate
         run = self.bench.run(at(requests, times), arrivals.as_dict(), concurrency=None)
         alone_s = unloaded_s * most_turns(requests)
         share, wanted = self._share(run.state, times[-1] - times[0], alone_s)

@@ -310,6 +310,24 @@ def test_what_is_shown_while_it_runs() -> None:
     assert "80% of requests met the targets" in text
     assert "sent up to 20 ms late" in text
     assert view_of(LoadState(3, 1.0), "x", None, 1.0, None).eta_s is None
+    paced = view_of(state, "m at url", None, 110.0, None, 1.5)
+    assert "0.40 of 1.50 requests/s" in plain_line(paced)
+    console.print(render(paced, 90))
+    assert "0.40 of 1.50 requests/s" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("workload", "hits", "is_noted"),
+    [("mixed", 0.4, True), ("fixed:8:8", 0.4, True), ("random:8:8", 0.01, False), ("mixed", None, False),
+     ("chats:4", 0.4, False), ("shared-prefix:512", 0.9, False), ("/a/file", 0.9, False)],
+)  # fmt: skip
+def test_prompts_that_the_server_knew_already_are_noted(
+    workload: str, hits: float | None, is_noted: bool
+) -> None:
+    state = LoadState(1, 0.0, [Answer(0.0, 0.0, "a", 200, [1.0, 2.0], 2.0, ["a", "b"], 0, 8)])
+    engine = {"prefix_hit_rate": hits}
+    notes = LoadRun(state, {"workload": workload}, {}, {}, 0.0, 1.0, engine=engine).as_dict()["notes"]
+    assert bool([note for note in notes if "the server knew 40% of the prompts' tokens" in note]) == is_noted
 
 
 def test_reports_tell_arrivals_doubts_and_the_search() -> None:
