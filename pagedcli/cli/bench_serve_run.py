@@ -181,6 +181,10 @@ def parse_body(fields: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+class _NoAnswerError(Exception):
+    """A rate of which no request was served: the server is gone, or answers none, at whatever rate."""
+
+
 class _Command:
     """One run of the command."""
 
@@ -191,7 +195,9 @@ class _Command:
         with messages.waiting("making the requests"):
             self.first = self.workload(options.seed, options.requests)
         if options.time_scale != 1 and not any(request.arrival_s for request in self.first):
-            raise ConfigError(f"--time-scale: workload {options.workload!r} does not say when requests come")
+            raise ConfigError(
+                f"--time-scale: all requests of workload {options.workload!r} come at once: leave it out"
+            )
         more = parse_body(options.body)
         if options.arrival is not None or options.rate is not None:
             self.arrivals(
@@ -307,6 +313,8 @@ class _Command:
             runs.append(run)
             if run.is_interrupted:
                 raise KeyboardInterrupt
+            if not any(answer.is_served for answer in run.state.answers):
+                raise _NoAnswerError
             trials.append(trial)
             word = "kept up" if trial.is_kept else "not kept up"
             self.messages.say(f"{rate:.3g} requests/s: {word} ({trial.share:.0%})")
@@ -320,6 +328,10 @@ class _Command:
             if not runs:
                 raise
             return self.report(self.found(runs, trials) | {"interrupted": True})
+        except _NoAnswerError:
+            failed = next(iter(runs[-1].as_dict()["errors"]), "no answer")
+            self.messages.say(f"nothing was answered at the last rate, so the search ends: {failed}")
+            return self.report(self.found(runs, trials)) or FAILED
         return self.report(self.found(runs, trials))
 
     def found(self, runs: Sequence[LoadRun], trials: Sequence[Trial]) -> dict[str, Any]:

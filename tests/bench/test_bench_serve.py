@@ -271,6 +271,21 @@ def test_ctrl_c_keeps_the_trials_of_a_search(
     assert "The search was interrupted." in capsys.readouterr().out
 
 
+def test_a_search_ends_where_nothing_is_answered_any_more(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three requests of warm-up and a trial of four, then it fails: lower rates would not help it."""
+    server.refuse = lambda number, body: (500, b"broken") if number >= 7 else None
+    arguments = ["--saturation", "--rate", "500", "--goodput", "e2e:60s", "-n", "4"]
+    assert bench(server.url, *arguments, "--json", str(tmp_path / "s.json")) == 3
+    assert len(server.bodies) == 3 + 4 + 4
+    found = json.loads((tmp_path / "s.json").read_text())["saturation"]
+    assert (found["rate"], len(found["trials"])) == (500, 1)
+    assert "nothing was answered at the last rate, so the search ends: 500: broken" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_what_is_shown_while_it_runs() -> None:
     state = LoadState(10, 100.0, num_in_flight=3)
     for index in range(4):
