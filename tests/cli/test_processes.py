@@ -315,6 +315,9 @@ def test_closed_standard_streams_are_named(tmp_path):
         assert code == 2
         assert words in err
     assert run_in_shell(tmp_path, "$PAGED generate in.jsonl -q 2>&-")[0] == 0
+    (tmp_path / "a.json").write_text('{"throughput": {}}')
+    code, _, err = run_in_shell(tmp_path, "$PAGED bench report a.json --markdown a.md >&-")
+    assert (code, err) == (1, "paged: stdout is closed: nothing can be shown there\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
