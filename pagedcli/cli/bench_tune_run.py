@@ -219,11 +219,11 @@ def figures_of(run: Run) -> Figures:
     """Of one run.
 
     Raises:
-        PagedError: A request failed: such figures are no guide.
+        ConfigError: A request failed, for want of pages as a rule: such figures are no guide.
     """
     if run.failed:
         first = run.failed[0]
-        raise PagedError(
+        raise ConfigError(
             f"{len(run.failed)} of {len(run.requests)} requests failed, such as {first.id}: {first.error}"
         )
     gaps = [gap for request in run.served for gap in request.itl_s]

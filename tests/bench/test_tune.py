@@ -22,6 +22,7 @@ from pagedcli.cli.config_note import machine_facts, misfits
 from pagedcli.config import EngineConfig
 from pagedcli.config_file import Value, load_settings
 from pagedcli.errors import ConfigError
+from tests.bench.scripted import request, run_scripted
 
 DEFAULT = Candidate(threads=2, max_num_seqs=256, max_num_batched_tokens=2048, page_size=16)
 SPACE = default_space(DEFAULT, cores=4, requests=64)
@@ -189,6 +190,15 @@ def test_the_space() -> None:
     everything = {f"{section}.{name}": Value(1, "--set") for name, section in tune.SETTINGS.items()}
     with pytest.raises(ConfigError, match="nothing to search"):
         space_of(dataclasses.replace(settings, given=everything), DEFAULT, requests=32)
+
+
+def test_a_run_with_failed_requests_takes_its_setting_out_of_the_search() -> None:
+    """As where large pages leave too few of them; a ConfigError is what the search takes for that."""
+    served = run_scripted([request("a", 10, 3)])
+    assert bench_tune_run.figures_of(served).tokens_per_s > 0
+    refused = dataclasses.replace(served.requests[0], error="needs 4 pages, the pool has 2", token_times=())
+    with pytest.raises(ConfigError, match="1 of 1 requests failed, such as a: needs 4 pages"):
+        bench_tune_run.figures_of(dataclasses.replace(served, requests=(refused,)))
 
 
 # ---- the file
