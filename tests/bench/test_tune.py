@@ -356,6 +356,9 @@ def test_the_whole_command(
     assert data["best"]["page_size"] == 32
     text = as_markdown(build_document(data))
     assert "times the defaults" in text
+    data["trials"][0]["problem"] = "too few pages"
+    told = as_markdown(build_document(data)).replace("\\", "")
+    assert "Cannot run: threads 2, batch 256, tokens a step 2048, page 16: too few pages" in told
     assert "paged.toml: 1.5" in " ".join(capsys.readouterr().err.split())
     assert run(["bench", "tune", *arguments]) == 0  # its own file is replaced
     Path("paged.toml").write_text("seed = 3\n")
