@@ -100,7 +100,7 @@ def run_tune(
             messages.say(f"{output} {left}: interrupted before anything was shown to be better")
         else:
             _write(output, render(tuned, aim, about))
-            messages.say(f"{output}: {verdict_text(tuned)}")
+            messages.say(f"{output}: {verdict_text(tuned, aim)}")
     finally:
         show_and_write(report_dict(tuned, aim, about, session, workload, load), options)
     return INTERRUPTED if tuned.is_interrupted else 0
@@ -291,7 +291,7 @@ def report_dict(
         "best": dataclasses.asdict(tuned.best),
         "final": final,
         "comparison": [[dataclasses.asdict(run) for run in runs] for runs in tuned.comparison],
-        "verdict": verdict_text(tuned),
+        "verdict": verdict_text(tuned, aim),
         "trials": [
             {
                 "candidate": dataclasses.asdict(trial.candidate),

@@ -96,12 +96,12 @@ def test_what_there_was_no_time_for_is_said() -> None:
     cut = Machine({}).tune(seconds=60)
     assert cut.is_cut
     assert cut.untried == ("page_size",)
-    told = verdict_text(cut)
+    told = verdict_text(cut, Aim())
     assert "no difference shown" in told
     assert "the time was over before all of page_size was tried: give more --minutes" in told
     whole = Machine({}).tune(seconds=1000)
     assert (whole.is_cut, whole.untried) == (False, ())
-    assert "time was over" not in verdict_text(whole)
+    assert "time was over" not in verdict_text(whole, Aim())
 
 
 def test_time_for_a_comparison_is_searched_in_while_there_is_none_to_make() -> None:
@@ -129,6 +129,18 @@ def test_a_limit_counts_more_than_throughput() -> None:
     assert not Aim(max_ttft_s=0.055).meets(Figures(1, 0.06, 1, 1))
 
 
+def test_limits_that_are_missed_are_said() -> None:
+    slow, fast = Figures(90.0, 0.2, 0.02, 10.0), Figures(10.0, 0.05, 0.02, 10.0)
+    other = dataclasses.replace(DEFAULT, page_size=32)
+    aim = Aim(max_ttft_s=0.1)
+    tuned = Tuned(DEFAULT, DEFAULT, DEFAULT, [Trial(DEFAULT, [slow]), Trial(other, [slow])])
+    assert verdict_text(tuned, aim).endswith("they are kept; nothing keeps the limits")
+    tuned.trials[1].figures = [fast]
+    assert "the limits are missed, though not by all" in verdict_text(tuned, aim)
+    tuned.trials[0].figures = [fast]
+    assert "limits" not in verdict_text(tuned, aim)
+
+
 def test_worth_by_hand() -> None:
     figures = Figures(tokens_per_s=90.0, ttft_s=0.2, itl_s=0.02, e2e_s=10.0)
     assert Aim("throughput").worth(figures) == 90
@@ -146,7 +158,7 @@ def test_an_interrupt_keeps_what_was_shown() -> None:
     assert tuned.best.threads == 4
     assert tuned.final is None
     assert sum(len(trial.figures) for trial in tuned.trials) == 39
-    assert "interrupted" in verdict_text(tuned)
+    assert "interrupted" in verdict_text(tuned, Aim())
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
@@ -161,7 +173,7 @@ def test_an_interrupt_in_the_comparison_is_no_comparison(rounds: int) -> None:
     assert len(tuned.comparison[0]) == rounds
     assert tuned.best.threads == 4
     assert tuned.final is None
-    assert "interrupted before the comparison" in verdict_text(tuned)
+    assert "interrupted before the comparison" in verdict_text(tuned, Aim())
 
 
 def test_what_cannot_run_is_left_out() -> None:
@@ -390,4 +402,4 @@ def test_a_search_that_was_interrupted_says_so() -> None:
         trials=[],
         is_interrupted=True,
     )
-    assert verdict_text(tuned).endswith("by anything until it was interrupted: they are kept")
+    assert verdict_text(tuned, Aim()).endswith("by anything until it was interrupted: they are kept")
