@@ -21,6 +21,10 @@ LATE_S = 0.01
 """From here on a client that sends late is said to."""
 BUSY = 0.8
 """Share of a core from which the client itself may be the limit."""
+KNOWN = 0.05
+"""Share of prompts in the server's cache from which a workload that shares nothing is said to have been seen."""
+APART = ("mixed", "fixed", "random")
+"""Workloads whose prompts have nothing in common."""
 _MAX_POINTS = 2000
 
 
@@ -93,6 +97,12 @@ class LoadRun:
             )
         if client["cpu"] > BUSY:
             notes.append(f"the client was busy for {client['cpu']:.0%} of the time: it may be the limit")
+        hits = figures.get("prefix_hit_rate")
+        if hits is not None and hits > KNOWN and str(self.settings.get("workload")).split(":")[0] in APART:
+            notes.append(
+                f"the server knew {hits:.0%} of the prompts' tokens, as if it had been asked the same before: "
+                "that flatters it; another --seed asks others"
+            )
         if self.is_interrupted:
             notes.append(f"interrupted: {figures['unfinished']} requests had no answer yet and are left out")
         return notes

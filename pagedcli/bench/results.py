@@ -68,6 +68,7 @@ def as_dict(measured: Measured, **about: Any) -> dict[str, Any]:
     runs, typical = measured.runs, measured.typical
     served = [request for run in runs for request in run.served]
     counters = typical.counters
+    kv_use = _median(runs, Run.kv_use) if typical.holds_kv else None
     return {
         "settings": settings(measured.config, measured.resolved),
         **about,
@@ -76,8 +77,8 @@ def as_dict(measured: Measured, **about: Any) -> dict[str, Any]:
         "errors": _errors(runs),
         "throughput": _throughput(runs),
         **latencies(served),
-        "kv_use": _median(runs, Run.kv_use),
-        "internal_fragmentation": 1.0 - _median(runs, Run.kv_use) if typical.samples else None,
+        "kv_use": kv_use,
+        "internal_fragmentation": None if kv_use is None else 1.0 - kv_use,
         "external_fragmentation": _median(runs, Run.external_fragmentation),
         "pool_use": _median(runs, Run.pool_use),
         "peak_running": typical.peak_running,

@@ -191,8 +191,14 @@ class Run:
 
     @property
     def peak_running(self) -> int:
-        """Most requests that ran at once."""
-        return max((sample.running for sample in self.samples), default=0)
+        """Most requests that ran at once; gauges do not show those that end with the step that began them."""
+        seen = max((sample.running for sample in self.samples), default=0)
+        return max(seen, max((step.num_seqs for step in self.steps), default=0))
+
+    @property
+    def holds_kv(self) -> bool:
+        """Whether any request held pages between two steps: else there is no use of them to tell."""
+        return any(sample.allocated_tokens for sample in self.samples)
 
     @property
     def prefix_hit_rate(self) -> float:

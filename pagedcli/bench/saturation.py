@@ -8,7 +8,7 @@ result, with every trial.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,13 @@ class Saturation:
     tolerance: float
     trials: tuple[Trial, ...]
 
+    @classmethod
+    def of(cls, trials: Sequence[Trial], tolerance: float) -> Saturation:
+        """What trials show."""
+        kept = [trial.rate for trial in trials if trial.is_kept]
+        missed = [trial.rate for trial in trials if not trial.is_kept]
+        return cls(max(kept, default=None), min(missed, default=None), tolerance, tuple(trials))
+
     @property
     def is_found(self) -> bool:
         """Whether both ends are known, and within the tolerance."""
@@ -90,22 +97,16 @@ def find_saturation(
         max_trials: At most.
     """
     trials: list[Trial] = []
-    low: float | None = None
-    high: float | None = None
     rate = first_rate
     while len(trials) < max_trials:
-        trial = measure(rate)
-        trials.append(trial)
-        if trial.is_kept:
-            low = rate if low is None else max(low, rate)
-        else:
-            high = rate if high is None else min(high, rate)
-        if low is not None and high is not None and high <= low * (1 + tolerance) * (1 + 1e-9):
+        trials.append(measure(rate))
+        known = Saturation.of(trials, tolerance)
+        if known.is_found:
             break
-        rate = _next(low, high)
+        rate = _next(known.rate, known.above)
         if rate < least_rate:
             break
-    return Saturation(low, high, tolerance, tuple(trials))
+    return Saturation.of(trials, tolerance)
 
 
 def _next(low: float | None, high: float | None) -> float:

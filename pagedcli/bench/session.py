@@ -21,6 +21,7 @@ from pagedcli.bench.drive import Drive
 from pagedcli.bench.machine import MachineLimits, measure_limits
 from pagedcli.bench.recorder import Recorder, TableClock
 from pagedcli.bench.run import Interrupted, Run, StepTimes, Watch
+from pagedcli.checkpoint.quant_tensor import Quantization
 from pagedcli.checkpoint.sources import open_checkpoint, resolve_model
 from pagedcli.config import EngineConfig
 from pagedcli.core.allocation import make_kv
@@ -105,6 +106,11 @@ class Session:
     def weight_bytes(self) -> int:
         """Memory of the weights."""
         return self.backend.weight_bytes
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How the checkpoint's weights are stored; None: not quantized."""
+        return self._checkpoint.quantization
 
     @property
     def isa(self) -> str:

@@ -93,8 +93,14 @@ class Results:
 
     @property
     def is_tight(self) -> bool:
-        """Whether the rates of all settings are known closely enough."""
-        return all(is_tight(self.rates(place)) for place in range(len(self.runs)))
+        """Whether the rates of all settings are known closely enough; one that served nothing has none."""
+        rates = [self.rates(place) for place in range(len(self.runs))]
+        return all(is_tight(of_one) for of_one in rates if any(of_one))
+
+    @property
+    def is_futile(self) -> bool:
+        """Whether no setting has served a request: more rounds would be like these."""
+        return bool(self.runs[0]) and not any(run.served for runs in self.runs for run in runs)
 
 
 OnRun = Callable[[Setting, int], None]
@@ -162,6 +168,9 @@ class Sweep:
 
     def _is_over(self, results: Results, number: int, seconds: float) -> bool:
         limits = self.limits
+        if results.is_futile:
+            results.why = "no request was served in the first round"
+            return True
         if limits.rounds is not None:
             if number >= limits.rounds:
                 results.why = f"{number} {'round' if number == 1 else 'rounds'}, as asked for"

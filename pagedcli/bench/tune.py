@@ -33,7 +33,7 @@ HALVING_ROUNDS, FINAL_ROUNDS, MOST_FINAL_ROUNDS, MOST_PASSES = 2, 6, 20, 3
 DECIDING_ROUNDS, SURE = (8, 12), 0.99
 """A rival wins all of 8 rounds or all but one of 12, so sure is it then: many are tried, 95% would be too little."""
 FINAL_SHARE = 0.35
-"""Of the time, for the comparison at the end."""
+"""Of the time, for the comparison at the end; while there is nothing to compare only what its fewest rounds take."""
 PENALTY = 4
 """Power of the part by which a limit is missed."""
 
@@ -163,6 +163,8 @@ class Tuned:
         final: Worth of `found` over that of `default` in the comparison at the end; None: there was none.
         comparison: Figures of `default` and `found`, round by round.
         is_interrupted: Whether it was ended early.
+        is_cut: Whether time was over before the search was.
+        untried: Settings of which a value was never run, for want of time or because of an interrupt.
     """
 
     default: Candidate
@@ -172,6 +174,8 @@ class Tuned:
     final: Interval | None = None
     comparison: tuple[list[Figures], list[Figures]] = field(default_factory=lambda: ([], []))
     is_interrupted: bool = False
+    is_cut: bool = False
+    untried: tuple[str, ...] = ()
 
     @property
     def is_better(self) -> bool:
@@ -221,7 +225,10 @@ class Tuner:
             self._compare(result)
         except KeyboardInterrupt:
             result.is_interrupted = True
+            if len(result.comparison[0]) < FINAL_ROUNDS:
+                result.final = None  # what so few rounds seem to show is chance
         result.trials = list(self._trials.values())
+        result.untried = tuple(name for name in SETTINGS if self._is_untried(name))
         if result.is_better or (result.is_interrupted and result.final is None):
             result.best = result.found  # every step to it was shown, at least
         return result
@@ -229,19 +236,29 @@ class Tuner:
     # ---- the search
 
     def _search(self, result: Tuned) -> None:
-        deadline = self._start + (1 - FINAL_SHARE) * self._seconds
         try:
             for _ in range(MOST_PASSES):
                 before = result.found
                 for name in SETTINGS:
                     if name in self._space:
-                        result.found = self._vary(name, result.found, deadline)
+                        result.found = self._vary(name, result.found)
                 if result.found == before:
                     return
         except _OutOfTimeError:
-            return
+            result.is_cut = True
 
-    def _vary(self, name: str, best: Candidate, deadline: float) -> Candidate:
+    def _is_untried(self, name: str) -> bool:
+        tried = {getattr(candidate, name) for candidate in self._trials}
+        return not tried.issuperset(self._space.get(name, ()))
+
+    def _is_late(self, best: Candidate) -> bool:
+        """Whether one more run would take time that the comparison at the end needs."""
+        kept = FINAL_SHARE * self._seconds
+        if best == self._default:
+            kept = min(kept, 2 * FINAL_ROUNDS * self._longest)
+        return self._clock() + self._longest > self._start + self._seconds - kept
+
+    def _vary(self, name: str, best: Candidate) -> Candidate:
         """The best, or one that differs in this setting and is shown to be better."""
         others = [value for value in self._space[name] if value != getattr(best, name)]
         rivals = [dataclasses.replace(best, **{name: value}) for value in others]
@@ -249,17 +266,17 @@ class Tuner:
         why = f"varying {name}"
         while len(rivals) > 1:
             for _ in range(HALVING_ROUNDS):
-                self._round(why, [best, *rivals], worth, deadline)
+                self._round(why, [best, *rivals], worth)
             rivals = [rival for rival in rivals if self._trials[rival].problem is None]
             ratios = {rival: paired_ratio(worth[rival], worth[best][: len(worth[rival])]) for rival in rivals}
             rivals = sorted(rivals, key=lambda rival: -ratios[rival].middle)[: max(1, len(rivals) // 2)]
-        return rivals[0] if rivals and self._is_better(why, rivals[0], best, deadline) else best
+        return rivals[0] if rivals and self._is_better(why, rivals[0], best) else best
 
-    def _is_better(self, why: str, rival: Candidate, best: Candidate, deadline: float) -> bool:
+    def _is_better(self, why: str, rival: Candidate, best: Candidate) -> bool:
         """By rounds of the two alone: those that chose the rival among others would flatter it."""
         worth: dict[Candidate, list[float]] = {best: [], rival: []}
         for number in range(1, DECIDING_ROUNDS[-1] + 1):
-            self._round(why, [best, rival], worth, deadline)
+            self._round(why, [best, rival], worth)
             if self._trials[rival].problem is not None:
                 return False
             ratios = [after / before for after, before in zip(worth[rival], worth[best], strict=True)]
@@ -269,18 +286,12 @@ class Tuner:
                 return True
         return False
 
-    def _round(
-        self,
-        why: str,
-        candidates: Sequence[Candidate],
-        worth: dict[Candidate, list[float]],
-        deadline: float,
-    ) -> None:
-        """Each once, forwards and backwards in turns; a round that cannot be finished counts for nobody."""
+    def _round(self, why: str, candidates: Sequence[Candidate], worth: dict[Candidate, list[float]]) -> None:
+        """Each once, the best first, or backwards in turns; a round that cannot be finished counts for nobody."""
         number = len(worth[candidates[0]])
         found: dict[Candidate, float] = {}
         for candidate in candidates if number % 2 == 0 else reversed(candidates):
-            if self._clock() + self._longest > deadline:
+            if self._is_late(candidates[0]):
                 raise _OutOfTimeError
             figures = self._run(why, candidate)
             if figures is not None:

@@ -13,8 +13,28 @@ LISTED = 40
 """Candidates that are told of, the best first."""
 
 
-def verdict_text(tuned: Tuned) -> str:
-    """What the search has shown, in a sentence."""
+def verdict_text(tuned: Tuned, aim: Aim) -> str:
+    """What the search has shown, in a sentence, whether limits are missed, and what it had no time for."""
+    return "; ".join(filter(None, (_shown(tuned), _missed(tuned, aim), _left_out(tuned))))
+
+
+def _missed(tuned: Tuned, aim: Aim) -> str:
+    ran = [trial for trial in tuned.trials if trial.figures]
+    if all(aim.meets(trial.median()) for trial in ran if trial.candidate == tuned.best):
+        return ""
+    others = [trial for trial in ran if aim.meets(trial.median())]
+    return "the limits are missed, though not by all that was tried" if others else "nothing keeps the limits"
+
+
+def _left_out(tuned: Tuned) -> str:
+    if not tuned.is_cut:
+        return ""
+    if not tuned.untried:
+        return "the time was over before the search was: more --minutes make it surer"
+    return f"the time was over before all of {', '.join(tuned.untried)} was tried: give more --minutes"
+
+
+def _shown(tuned: Tuned) -> str:
     if tuned.found == tuned.default:
         when = "until it was interrupted" if tuned.is_interrupted else "that was tried"
         return f"{NO_DIFFERENCE} to the defaults by anything {when}: they are kept"
@@ -36,7 +56,7 @@ def render(tuned: Tuned, aim: Aim, about: Mapping[str, Any]) -> str:
     """
     lines = [
         "# Written by `paged bench tune`. Commands of paged read it in the folder where it lies; flags count more.",
-        f"# Aim: {aim}. Result: {verdict_text(tuned)}.",
+        f"# Aim: {aim}. Result: {verdict_text(tuned, aim)}.",
     ]
     changes = tuned.best.differing(tuned.default)
     for section in dict.fromkeys(SETTINGS.values()):

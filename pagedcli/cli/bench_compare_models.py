@@ -129,7 +129,7 @@ def load_models(
     """Every checkpoint, loaded.
 
     Raises:
-        ConfigError: A quantized one is of another model.
+        ConfigError: A quantized one is of another model, or made by another method.
         CheckpointError: A folder cannot be used.
     """
     # What contiguous allocation reserves is an arm's matter: a model must be able to run the longest of all.
@@ -137,14 +137,24 @@ def load_models(
     first = Session(config, on_phase=messages.detail)
     sessions, models = {ORIGINAL: first}, {ORIGINAL: Model(first, config)}
     for name, folder in folders.items():
-        model = ModelConfig(model=folder, activation=config.model.activation, quantization=name)  # type: ignore[arg-type]
+        model = ModelConfig(model=folder, activation=config.model.activation)
         own = dataclasses.replace(config, model=model)
         session = sessions[name] = Session(own, on_phase=messages.detail)
+        _check_method(name, folder, session)
         if _shape(session) != _shape(first):
             known = config.model.model or "the default model"
             raise ConfigError(f"--{name} {folder} has other layers or another vocabulary than {known}")
         models[name] = Model(session, own)
     return sessions, models
+
+
+def _check_method(name: str, folder: str, session: Session) -> None:
+    found = session.quantization
+    if found is not None and found.method == name:
+        return
+    there = "its weights are not quantized" if found is None else f"its weights are {found.detail}"
+    mend = f"give it as --{found.method}" if found is not None and found.method in METHODS else "leave it out"
+    raise ConfigError(f"--{name} {folder} is no {name.upper()} checkpoint: {there}: {mend}")
 
 
 def _shape(session: Session) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ measured until then is reported).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,8 +78,10 @@ def run_kernels(options: KernelOptions) -> int:
     check_outputs(options.json_file, options.markdown_file, html=options.html_file)
     cases = cases_of(options)
     backends = choose_backends(options)
-    if options.seconds <= 0 or options.rounds < 1:
-        raise ConfigError(f"--seconds {options.seconds:g} --rounds {options.rounds}: both must be positive")
+    if not 0 < options.seconds < math.inf or options.rounds < 1:
+        raise ConfigError(
+            f"--seconds {options.seconds:g} --rounds {options.rounds}: both must be positive, and numbers"
+        )
     messages = make_messages(verbose=options.verbose, quiet=options.quiet)
     threads = _threads(options)
     with messages.waiting("measuring the machine's limits"):

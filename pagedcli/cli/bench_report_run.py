@@ -28,6 +28,8 @@ def run_report(file: str, *, markdown_file: str | None, html_file: str | None, q
         document = write_reports(data, markdown_file=markdown_file, html_file=html_file)
         if not quiet:
             print_document(document, result_console())
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:  # somebody has changed it
         raise ConfigError(
             f"{file}: not as paged bench writes it ({type(error).__name__}: {error}): measure again"

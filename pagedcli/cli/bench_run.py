@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 nothing was run, 3 some requests failed, 130 interrupted (
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,8 @@ def _check(options: BenchOptions) -> None:
     ):  # fmt: skip
         if value is not None and not value > 0:
             raise ConfigError(f"{name} is {value:g}: it must be positive")
+    if options.seconds == math.inf:
+        raise ConfigError("--seconds is inf: give a number; --repeats N runs as often as you like")
     check_outputs(options.json_file, options.markdown_file, html=options.html_file)
 
 
@@ -197,10 +200,9 @@ def run_line(setting: Setting, number: int, run: Run) -> str:
     failed = f", {len(run.failed)} failed" if run.failed else ""
     latency = f", TTFT {spread([item.ttft_s for item in served])}" if served else ""
     preemptions = f", {run.counters.preemptions} preemptions" if run.counters.preemptions else ""
-    return (
-        f"{name}: {run.output_tokens_per_s:,.1f} output tokens/s{latency}, KV use {run.kv_use():.1%}"
-        f"{preemptions}{failed}, {run.seconds:.1f} s"
-    )
+    use = f", KV use {run.kv_use():.1%}" if run.holds_kv else ""
+    rate = f"{run.output_tokens_per_s:,.1f} output tokens/s"
+    return f"{name}: {rate}{latency}{use}{preemptions}{failed}, {run.seconds:.1f} s"
 
 
 def _report(

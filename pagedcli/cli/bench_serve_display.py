@@ -33,7 +33,7 @@ class LoadView:
     """One moment.
 
     Attributes:
-        title: Server, model and how requests come; one line.
+        title: Server and model; one line.
         done: Requests that are over.
         failed: Of them.
         total: Of the workload.
@@ -45,6 +45,7 @@ class LoadView:
         latencies: Name, p50 and p99 in seconds of the last answers.
         good: Part of the answers that met the targets; None: there are none.
         late_s: Latest that a request was sent after it was due.
+        asked_per_s: Requests a second that come; None: they come as answers or a trace let them.
     """
 
     title: str
@@ -59,12 +60,18 @@ class LoadView:
     latencies: tuple[tuple[str, float, float], ...]
     good: float | None
     late_s: float
+    asked_per_s: float | None = None
 
 
 def view_of(
-    state: LoadState, title: str, targets: Targets | None, now: float, last_due_s: float | None
+    state: LoadState,
+    title: str,
+    targets: Targets | None,
+    now: float,
+    last_due_s: float | None,
+    asked_per_s: float | None = None,
 ) -> LoadView:
-    """A run as it is `now`; `last_due_s` is the last arrival of an open loop."""
+    """A run as it is `now`; `last_due_s` is the last arrival of an open loop, `asked_per_s` its rate."""
     answers = state.answers
     served = [answer for answer in answers if answer.is_served]
     elapsed = max(1e-9, now - state.started_s)
@@ -81,6 +88,7 @@ def view_of(
         _latencies(served[-RECENT:]),
         sum(map(targets.are_met, answers)) / len(answers) if targets is not None and answers else None,
         max((answer.late_s for answer in answers), default=0.0),
+        asked_per_s,
     )
 
 
@@ -136,7 +144,7 @@ def render(view: LoadView, width: int) -> Group:
         ),
         _line(
             "rates",
-            f"{view.requests_per_s:,.2f} requests/s   {view.output_tokens_per_s:,.0f} output tokens/s",
+            f"{view.requests_per_s:,.2f}{_asked(view)} requests/s   {view.output_tokens_per_s:,.0f} output tokens/s",
         ),
     ]
     lines += [
@@ -150,6 +158,10 @@ def render(view: LoadView, width: int) -> Group:
     return Group(*lines)
 
 
+def _asked(view: LoadView) -> str:
+    return "" if view.asked_per_s is None else f" of {view.asked_per_s:,.2f}"
+
+
 def plain_line(view: LoadView) -> str:
     """The same in one line, for a log."""
     failed = f", {view.failed} failed" if view.failed else ""
@@ -160,7 +172,8 @@ def plain_line(view: LoadView) -> str:
     good = f", {percent(view.good)} good" if view.good is not None else ""
     return (
         f"{view.done}/{view.total} requests{failed}, {view.in_flight} in flight, "
-        f"{view.requests_per_s:.2f} requests/s, {view.output_tokens_per_s:.0f} output tokens/s{latencies}{good}{eta}"
+        f"{view.requests_per_s:.2f}{_asked(view)} requests/s, {view.output_tokens_per_s:.0f} output tokens/s"
+        f"{latencies}{good}{eta}"
     )
 
 
@@ -183,6 +196,7 @@ class LoadDisplay:
     ) -> None:
         self.title = title
         self.last_due_s: float | None = None
+        self.asked_per_s: float | None = None
         self._messages = messages
         self._targets = targets
         self._clock = clock
@@ -202,4 +216,4 @@ class LoadDisplay:
                 live.update(render(self._view(state), console.width), refresh=True)
 
     def _view(self, state: LoadState) -> LoadView:
-        return view_of(state, self.title, self._targets, self._clock(), self.last_due_s)
+        return view_of(state, self.title, self._targets, self._clock(), self.last_due_s, self.asked_per_s)

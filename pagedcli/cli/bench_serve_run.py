@@ -33,6 +33,8 @@ from pagedcli.workloads.requests import WorkloadRequest, at, most_turns, num_arr
 
 FAILED, INTERRUPTED = 3, 130
 DEFAULT_CONCURRENCY = 8
+SHARE, TOLERANCE, SECONDS = 0.9, 0.1, 20.0
+"""Of the search, where nothing else is given."""
 FEWEST = 16
 """Requests of a trial of the search, at least."""
 _FIRST_SHARE = 40
@@ -62,9 +64,9 @@ class LoadOptions:
     time_scale: float = 1.0
     goodput: str | None = None
     saturation: bool = False
-    share: float = 0.9
-    tolerance: float = 0.1
-    seconds: float = 20.0
+    share: float = SHARE
+    tolerance: float = TOLERANCE
+    seconds: float = SECONDS
     model: str | None = None
     api_key_file: str | None = None
     warm_up: int = 2
@@ -115,12 +117,29 @@ def check(options: LoadOptions) -> None:
             raise ConfigError(f"{flag} {value:g}: give a number over 0")
     if options.share > 1:
         raise ConfigError(f"--share {options.share:g}: give a part of all, such as 0.9")
+    _refuse_unused(options)
     if options.concurrency is not None and (options.rate is not None or options.saturation):
         raise ConfigError("--concurrency is a closed loop: leave it out with --rate or --saturation")
     if options.arrival is not None and options.rate is None and not options.saturation:
         raise ConfigError("--arrival needs --rate, the requests per second")
     if options.saturation and (options.arrival or "").startswith("ramp"):
         raise ConfigError("--saturation tries one rate after the other: leave out --arrival ramp")
+
+
+def _refuse_unused(options: LoadOptions) -> None:
+    """Flags that nothing would read."""
+    if not options.saturation:
+        of_search = ("--share", options.share, SHARE), ("--tolerance", options.tolerance, TOLERANCE)
+        for flag, value, usual in (*of_search, ("--seconds", options.seconds, SECONDS)):
+            if value != usual:
+                raise ConfigError(f"{flag} is for the search: give --saturation, or leave it out")
+    if options.share != SHARE and options.goodput is None:
+        raise ConfigError("--share is of requests that meet targets: give --goodput, or leave it out")
+    paced = options.concurrency is not None or options.rate is not None or options.saturation
+    if options.time_scale != 1 and paced:
+        raise ConfigError(
+            "--time-scale is for arrivals as a trace says: leave --concurrency, --rate and --saturation out"
+        )
 
 
 def read_key(file: str | None) -> str | None:
@@ -162,6 +181,10 @@ def parse_body(fields: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+class _NoAnswerError(Exception):
+    """A rate of which no request was served: the server is gone, or answers none, at whatever rate."""
+
+
 class _Command:
     """One run of the command."""
 
@@ -169,10 +192,17 @@ class _Command:
         self.options = options
         self.messages = messages
         self.targets = Targets.parse(options.goodput) if options.goodput else None
-        self.first = self.workload(options.seed, options.requests)
+        with messages.waiting("making the requests"):
+            self.first = self.workload(options.seed, options.requests)
+        if options.time_scale != 1 and not any(request.arrival_s for request in self.first):
+            raise ConfigError(
+                f"--time-scale: all requests of workload {options.workload!r} come at once: leave it out"
+            )
         more = parse_body(options.body)
         if options.arrival is not None or options.rate is not None:
-            self.arrivals(options.rate or 1.0)  # before anything is measured: whether they can be made
+            self.arrivals(
+                1.0 if options.rate is None else options.rate
+            )  # before anything is measured: whether they can be made
         api = parse_target(options.url, read_key(options.api_key_file))
         self.info = discover(api, options.model)
         api = replace(api, address=self.info.address)
@@ -200,7 +230,7 @@ class _Command:
             seed=seed,
             num_requests=num,
             text_only=True,
-            length_scale=options.length_scale,
+            length_scale=options.length_scale if name is None else 1.0,
             time_scale=options.time_scale,
         )
 
@@ -265,6 +295,7 @@ class _Command:
         if options.save_workload is not None:
             save_workload(Path(options.save_workload), requests)
         self.warm_up(options.warm_up)
+        self.display.asked_per_s = options.rate
         self.display.last_due_s = (
             max(request.arrival_s for request in requests) if concurrency is None else None
         )
@@ -275,12 +306,16 @@ class _Command:
         """The saturation point and its reports."""
         unloaded = self.warm_up(max(3, self.options.warm_up))
         runs: list[LoadRun] = []
+        trials: list[Trial] = []
 
         def measure(rate: float) -> Trial:
             run, trial = self.trial(rate, len(runs), unloaded)
             runs.append(run)
             if run.is_interrupted:
                 raise KeyboardInterrupt
+            if not any(answer.is_served for answer in run.state.answers):
+                raise _NoAnswerError
+            trials.append(trial)
             word = "kept up" if trial.is_kept else "not kept up"
             self.messages.say(f"{rate:.3g} requests/s: {word} ({trial.share:.0%})")
             return trial
@@ -288,19 +323,28 @@ class _Command:
         alone = 1 / max(unloaded, 1e-3)
         first = self.options.rate or alone
         try:
-            found = find_saturation(
-                measure, first, tolerance=self.options.tolerance, least_rate=_SPARSE * alone
-            )
+            find_saturation(measure, first, tolerance=self.options.tolerance, least_rate=_SPARSE * alone)
         except KeyboardInterrupt:
             if not runs:
                 raise
-            return self.report(runs[-1].as_dict())
+            return self.report(self.found(runs, trials) | {"interrupted": True})
+        except _NoAnswerError:
+            failed = next(iter(runs[-1].as_dict()["errors"]), "no answer")
+            self.messages.say(f"nothing was answered at the last rate, so the search ends: {failed}")
+            return self.report(self.found(runs, trials)) or FAILED
+        return self.report(self.found(runs, trials))
+
+    def found(self, runs: Sequence[LoadRun], trials: Sequence[Trial]) -> dict[str, Any]:
+        """The run at the largest rate that was kept, with every trial; of a search without any the last run."""
+        if not trials:
+            return runs[-1].as_dict()
         best = max(
-            (run for run, trial in zip(runs, found.trials, strict=True) if trial.is_kept),
+            (run for run, trial in zip(runs, trials, strict=False) if trial.is_kept),
             key=lambda run: float(run.arrivals["requests_per_s"]),
-            default=runs[-1],
+            default=runs[len(trials) - 1],
         )
-        return self.report(best.as_dict() | {"saturation": self.saturation(found)})
+        known = Saturation.of(trials, self.options.tolerance)
+        return best.as_dict() | {"saturation": self.saturation(known)}
 
     def trial(self, rate: float, number: int, unloaded_s: float) -> tuple[LoadRun, Trial]:
         """One rate of the search, with requests that no earlier one has asked."""
@@ -309,7 +353,7 @@ class _Command:
         requests = self.workload(options.seed + 1009 * (number + 1), count)
         arrivals = self.arrivals(rate)
         times = arrivals.times(num_arriving(requests))
-        self.display.last_due_s = times[-1]
+        self.display.last_due_s, self.display.asked_per_s = times[-1], rate
         run = self.bench.run(at(requests, times), arrivals.as_dict(), concurrency=None)
         alone_s = unloaded_s * most_turns(requests)
         share, wanted = self._share(run.state, times[-1] - times[0], alone_s)

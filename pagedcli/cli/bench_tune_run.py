@@ -7,6 +7,7 @@ written).
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 import tomllib
@@ -66,6 +67,8 @@ def run_tune(
         PagedError: Something is wrong with the flags, the model or the file.
     """
     aim = aim_of(options)
+    if options.output == "":
+        raise ConfigError("-o: the name of the file is empty: give one")
     output = Path(options.output or FOLDER_FILE)
     check_output(output, overwrite=options.overwrite)
     check_outputs(options.json_file, options.markdown_file, html=options.html_file)
@@ -92,8 +95,12 @@ def run_tune(
     load.end()
     about = _about(settings.engine, options, aim)
     try:
-        _write(output, render(tuned, aim, about))
-        messages.say(f"{output}: {verdict_text(tuned)}")
+        if tuned.is_interrupted and tuned.found == tuned.default:
+            left = "is left as it was" if output.exists() else "is not written"
+            messages.say(f"{output} {left}: interrupted before anything was shown to be better")
+        else:
+            _write(output, render(tuned, aim, about))
+            messages.say(f"{output}: {verdict_text(tuned, aim)}")
     finally:
         show_and_write(report_dict(tuned, aim, about, session, workload, load), options)
     return INTERRUPTED if tuned.is_interrupted else 0
@@ -115,6 +122,8 @@ def aim_of(options: TuneOptions) -> Aim:
     ):
         if value is not None and not value > 0:
             raise ConfigError(f"{name} is {value:g}: it must be positive")
+        if value == math.inf and name != "--minutes":
+            raise ConfigError(f"{name} is inf, which limits nothing: leave it out")
     ttft, itl = (None if ms is None else ms / 1e3 for ms in (options.max_ttft_ms, options.max_itl_ms))
     if options.minutes > MOST_MINUTES:
         raise ConfigError(f"--minutes is {options.minutes:g}: give at most {MOST_MINUTES}, a week")
@@ -210,11 +219,11 @@ def figures_of(run: Run) -> Figures:
     """Of one run.
 
     Raises:
-        PagedError: A request failed: such figures are no guide.
+        ConfigError: A request failed, for want of pages as a rule: such figures are no guide.
     """
     if run.failed:
         first = run.failed[0]
-        raise PagedError(
+        raise ConfigError(
             f"{len(run.failed)} of {len(run.requests)} requests failed, such as {first.id}: {first.error}"
         )
     gaps = [gap for request in run.served for gap in request.itl_s]
@@ -282,7 +291,7 @@ def report_dict(
         "best": dataclasses.asdict(tuned.best),
         "final": final,
         "comparison": [[dataclasses.asdict(run) for run in runs] for runs in tuned.comparison],
-        "verdict": verdict_text(tuned),
+        "verdict": verdict_text(tuned, aim),
         "trials": [
             {
                 "candidate": dataclasses.asdict(trial.candidate),
@@ -294,6 +303,8 @@ def report_dict(
             for trial in tuned.trials
         ],
         "is_interrupted": tuned.is_interrupted,
+        "is_cut": tuned.is_cut,
+        "untried": list(tuned.untried),
         "other_load": load.told(),
         **provenance(),
     }

@@ -145,7 +145,13 @@ def make_messages(*, verbose: bool, quiet: bool) -> Messages:
 
 
 def result_console() -> Console:
-    """A console on stdout for tables that are results; 100 characters wide where nobody looks."""
+    """A console on stdout for tables that are results; 100 characters wide where nobody looks.
+
+    Raises:
+        OutputError: There is no stdout.
+    """
+    if sys.stdout is None:
+        raise OutputError("stdout is closed: nothing can be shown there")
     is_terminal = sys.stdout.isatty()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what its encoding lacks becomes a question mark

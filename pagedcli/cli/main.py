@@ -95,6 +95,13 @@ def _end_interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _end_by_signals() -> None:
+    """What is left is ending threads: an exception there would be shown whole, and leave some of them running."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _give_up_stdout() -> None:
     """What waits to be written there would fail once more at exit."""
     from pagedcli.cli.console import discard_stdout
@@ -141,4 +148,10 @@ def main() -> None:
     """Entry point of the console script."""
     _fill_standard_streams()
     signal.signal(signal.SIGTERM, _end_interrupted)
-    sys.exit(run())
+    try:
+        code = run()
+        _end_by_signals()
+    except KeyboardInterrupt:  # a second one, while the first was being told
+        _end_by_signals()
+        code = INTERRUPTED
+    sys.exit(code)

@@ -66,16 +66,18 @@ def parse_workload(
         text_only: Without `encode`, leave texts as they are: such requests have no token ids.
         default_output: Output tokens where a file says nothing.
         max_turns: Turns of a file's conversation at most.
-        length_scale: Makes the prompts and outputs of a trace shorter.
+        length_scale: Makes the prompts and outputs of a trace shorter; other workloads take 1 only.
         time_scale: Makes the gaps between arrivals shorter: 0.5 is twice as fast.
 
     Raises:
-        WorkloadError: There is no such kind or file, or the file is malformed: names file, line and field.
+        WorkloadError: There is no such kind or file, or the file is malformed: names file, line and field; or
+            lengths are to be scaled that are no trace's.
     """
     if not 0 <= first_token < vocab_size:
         raise WorkloadError(f"token ids from {first_token} to {vocab_size - 1}: there are none")
     kind, *parts = text.split(":")
     if kind in KINDS:
+        _refuse_scale(text, length_scale)
         return _of_kind(
             kind,
             _Parts(text, parts),
@@ -176,6 +178,7 @@ def _read(path: Path, reading: Reading, length_scale: float) -> Iterator[Workloa
     if not start:
         raise WorkloadError(f"{name}: is empty: it holds no request")
     if start == "[":
+        _refuse_scale(name, length_scale)
         return sharegpt_requests(name, _entries(name, content), reading)
     lines = content.split("\n")
     first = next((line for line in lines if line.strip()), "")
@@ -187,7 +190,14 @@ def _read(path: Path, reading: Reading, length_scale: float) -> Iterator[Workloa
         return from_zero(azure_requests(name, lines, reading.tokens, length_scale=length_scale))
     if read_object(f"{name}, line {1 + lines.index(first)}", first).has("hash_ids"):
         return from_zero(mooncake_requests(name, lines, reading.tokens, length_scale=length_scale))
+    _refuse_scale(name, length_scale)
     return jsonl_requests(name, lines, reading)
+
+
+def _refuse_scale(name: str, length_scale: float) -> None:
+    """Texts cannot be made longer or shorter, and a kind has its lengths in its name."""
+    if length_scale != 1:
+        raise WorkloadError(f"workload {name!r}: only the lengths of Azure and Mooncake traces can be scaled")
 
 
 def _content(path: Path) -> str:

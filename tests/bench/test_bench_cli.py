@@ -169,6 +169,8 @@ def test_ctrl_c_writes_what_was_measured(
         (["--policy", "fcfs,best"], "--policy"),
         (["--requests", "0"], "--requests is 0"),
         (["--seconds", "0"], "--seconds is 0"),
+        (["--seconds", "nan"], "--seconds is nan"),
+        (["--seconds", "inf"], "--seconds is inf: give a number"),
         (["--json", "no/such/folder/file.json"], "no/such/folder"),
         (["--num-pages", "8", "--kv-memory", "1MiB"], "both set the size"),
     ],
@@ -318,7 +320,15 @@ def test_tuned_settings_are_read_said_and_can_be_left_out(bench: Any, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "text", ['{"kind":"compare"}', '{"kind":"kernels"}', '[{"throughput":{}},{"throughput":{}}]', "[" * 99999]
+    "text",
+    [
+        "{}",
+        '{"kind":"serve"}',
+        '{"kind":"compare"}',
+        '{"kind":"kernels"}',
+        '[{"throughput":{}},{"throughput":{}}]',
+        "[" * 99999,
+    ],
 )
 def test_a_report_of_a_changed_file_is_one_line(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

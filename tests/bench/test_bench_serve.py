@@ -30,6 +30,8 @@ from pagedcli.cli.bench_serve_display import plain_line, render, view_of
 from pagedcli.cli.main import run
 from tests.bench.openai_server import OpenAIServer, openai_server
 
+ROWS = "rows.jsonl"
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIServer]:
@@ -187,12 +189,20 @@ def test_a_server_without_models_needs_a_name(
         ["--saturation", "--arrival", "ramp:3"], ["--saturation", "-c", "3"], ["--timeout", "0"],
         ["--warm-up", "0"], ["--api-key-file", "/no/such"], ["--json", "/no/such/folder/x"],
         ["--workload", "nix"], ["--vocab-size", "1"], ["--time-scale", "0"], ["--length-scale", "-1"],
-        ["--tolerance", "0"],
+        ["--tolerance", "0"], ["--saturation", "--rate", "0"], ["--share", "0.5"], ["--tolerance", "0.5"],
+        ["--seconds", "5"], ["--saturation", "--share", "0.5"], ["--time-scale", "2"], ["--length-scale", "2"],
+        ["--workload", ROWS, "--length-scale", "2"], ["--workload", ROWS, "--time-scale", "2", "--rate", "5"],
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused_before_anything_is_sent(
-    server: OpenAIServer, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    server: OpenAIServer,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(ROWS).write_text('{"prompt_token_ids": [800, 801], "arrival_s": 0.5}\n')
     assert bench(server.url, *arguments) == 2
     assert not server.bodies
     said = capsys.readouterr().err
@@ -245,6 +255,37 @@ def test_a_search_writes_its_trials(server: OpenAIServer, tmp_path: Path) -> Non
     assert len(set(prompts)) == len(prompts)
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_keeps_the_trials_of_a_search(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three requests of warm-up, two trials of four, and the interrupt in the third."""
+    server.on_request = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 13 else None
+    arguments = ["--saturation", "--rate", "500", "--goodput", "e2e:60s", "-n", "4"]
+    assert bench(server.url, *arguments, "--json", str(tmp_path / "s.json")) == 130
+    figures = json.loads((tmp_path / "s.json").read_text())
+    found = figures["saturation"]
+    assert [(trial["rate"], trial["is_kept"]) for trial in found["trials"]] == [(500, True), (1000, True)]
+    assert (found["rate"], found["above"], found["is_found"]) == (1000, None, False)
+    assert (figures["interrupted"], figures["requests"]) == (True, 4)
+    assert "The search was interrupted." in capsys.readouterr().out
+
+
+def test_a_search_ends_where_nothing_is_answered_any_more(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three requests of warm-up and a trial of four, then it fails: lower rates would not help it."""
+    server.refuse = lambda number, body: (500, b"broken") if number >= 7 else None
+    arguments = ["--saturation", "--rate", "500", "--goodput", "e2e:60s", "-n", "4"]
+    assert bench(server.url, *arguments, "--json", str(tmp_path / "s.json")) == 3
+    assert len(server.bodies) == 3 + 4 + 4
+    found = json.loads((tmp_path / "s.json").read_text())["saturation"]
+    assert (found["rate"], len(found["trials"])) == (500, 1)
+    assert "nothing was answered at the last rate, so the search ends: 500: broken" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_what_is_shown_while_it_runs() -> None:
     state = LoadState(10, 100.0, num_in_flight=3)
     for index in range(4):
@@ -284,6 +325,24 @@ def test_what_is_shown_while_it_runs() -> None:
     assert "80% of requests met the targets" in text
     assert "sent up to 20 ms late" in text
     assert view_of(LoadState(3, 1.0), "x", None, 1.0, None).eta_s is None
+    paced = view_of(state, "m at url", None, 110.0, None, 1.5)
+    assert "0.40 of 1.50 requests/s" in plain_line(paced)
+    console.print(render(paced, 90))
+    assert "0.40 of 1.50 requests/s" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("workload", "hits", "is_noted"),
+    [("mixed", 0.4, True), ("fixed:8:8", 0.4, True), ("random:8:8", 0.01, False), ("mixed", None, False),
+     ("chats:4", 0.4, False), ("shared-prefix:512", 0.9, False), ("/a/file", 0.9, False)],
+)  # fmt: skip
+def test_prompts_that_the_server_knew_already_are_noted(
+    workload: str, hits: float | None, is_noted: bool
+) -> None:
+    state = LoadState(1, 0.0, [Answer(0.0, 0.0, "a", 200, [1.0, 2.0], 2.0, ["a", "b"], 0, 8)])
+    engine = {"prefix_hit_rate": hits}
+    notes = LoadRun(state, {"workload": workload}, {}, {}, 0.0, 1.0, engine=engine).as_dict()["notes"]
+    assert bool([note for note in notes if "the server knew 40% of the prompts' tokens" in note]) == is_noted
 
 
 def test_reports_tell_arrivals_doubts_and_the_search() -> None:

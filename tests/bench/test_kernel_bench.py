@@ -175,6 +175,8 @@ def test_the_command(tiny: None, tmp_path: Any, capsys: pytest.CaptureFixture[st
         (["--op", "norm", "--format", "int4-g128"], "nothing is left to measure"),
         (["--device", "tpu"], "choose cpu or cuda"),
         (["--seconds", "0"], "both must be positive"),
+        (["--seconds", "nan"], "both must be positive"),
+        (["--seconds", "inf"], "both must be positive"),
         (["--variant", "torch"], "torch is not installed"),
     ],
 )

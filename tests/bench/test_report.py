@@ -247,6 +247,14 @@ def test_a_sweep_shows_what_differs_and_marks_the_best() -> None:
     assert "---:|" in markdown
 
 
+def test_a_sweep_in_which_requests_failed_says_where() -> None:
+    runs = sweep_dict()
+    assert "Failed" not in shown(build_document(runs))
+    runs[1]["failed"] = 7
+    text = shown(build_document(runs))
+    assert re.search(r"Failed +0 +7 +0 +0", text), text
+
+
 def test_a_sweep_of_one_is_a_run() -> None:
     assert build_document([run_dict()]).title == build_document(run_dict()).title
 

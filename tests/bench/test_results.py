@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from pagedcli.api.resolve import ResolvedConfig
 from pagedcli.bench.machine import MachineLimits
+from pagedcli.bench.report.build import build_document
+from pagedcli.bench.report.markdown import as_markdown
 from pagedcli.bench.results import Measured, as_dict, thinned
 from pagedcli.bench.run import Run, StepRecord
 from pagedcli.bench.work import ModelSizes, RunWork
@@ -130,6 +133,15 @@ def test_windows_leave_attention_out_so_that_a_limit_stays_one() -> None:
     whole, windowed = RunWork(SIZES, 0.0), RunWork(SIZES, 0.0, has_windows=True)
     assert whole.of_step(step).attention_flops == 2 * 10 * 5000
     assert (windowed.of_step(step).attention_flops, windowed.of_step(step).kv_bytes) == (0.0, 0.0)
+
+
+def test_what_ends_with_the_step_that_began_it_ran_but_shows_no_use_of_pages() -> None:
+    run = run_scripted([request("a", 10, 1), request("b", 20, 1)])
+    found = as_dict(measured(run))
+    assert (found["peak_running"], found["kv_use"], found["internal_fragmentation"]) == (2, None, None)
+    told = as_markdown(build_document(json.loads(json.dumps(found))))
+    assert "KV use" not in told
+    assert re.search(r"Block tables.*build [\d.]+% of the time", told)
 
 
 def test_if_all_fail_there_are_no_latencies_and_the_json_is_still_one() -> None:

@@ -53,6 +53,7 @@ class _Session:
     clock: list[float]
     order: list[int] = dataclasses.field(default_factory=list)
     interrupt_at: int | None = None
+    failing: tuple[int, ...] = ()
 
     def resolve(self, config: EngineConfig) -> Any:
         raise NotImplementedError
@@ -64,6 +65,9 @@ class _Session:
         self.order.append(size)
         self.clock[0] += seconds
         run = dataclasses.replace(self.run_of, seconds=seconds)
+        if size in self.failing:
+            refused = dataclasses.replace(run.requests[0], error="needs 4 pages", token_times=())
+            run = dataclasses.replace(run, requests=(refused,))
         if len(self.order) == self.interrupt_at:
             raise Interrupted(dataclasses.replace(run, is_interrupted=True))
         return run
@@ -101,6 +105,20 @@ def test_it_ends_when_all_settings_are_tight_and_not_before() -> None:
     assert results.why == "tight after 3 rounds"
     session, results = _sweep({8: steady, 16: shaky}, Limits(seconds=100.0))
     assert len(session.order) > 6
+
+
+def test_where_nothing_is_served_one_round_is_enough() -> None:
+    session, results = _sweep({8: [0.001], 16: [0.001]}, Limits(seconds=100.0), failing=(8, 16))
+    assert session.order == [8, 16]
+    assert results.why == "no request was served in the first round"
+    session, _ = _sweep({8: [0.001]}, Limits(rounds=5), failing=(8,))
+    assert session.order == [8]
+
+
+def test_a_setting_that_serves_nothing_does_not_keep_the_others_from_being_tight() -> None:
+    session, results = _sweep({8: [0.001], 16: [1.0]}, Limits(seconds=100.0), failing=(8,))
+    assert len(session.order) == 6
+    assert results.why == "tight after 3 rounds"
 
 
 def test_no_round_begins_after_the_time_is_over() -> None:

@@ -22,6 +22,7 @@ from pagedcli.cli.config_note import machine_facts, misfits
 from pagedcli.config import EngineConfig
 from pagedcli.config_file import Value, load_settings
 from pagedcli.errors import ConfigError
+from tests.bench.scripted import request, run_scripted
 
 DEFAULT = Candidate(threads=2, max_num_seqs=256, max_num_batched_tokens=2048, page_size=16)
 SPACE = default_space(DEFAULT, cores=4, requests=64)
@@ -91,6 +92,34 @@ def test_the_budget_is_kept(seconds: float) -> None:
     assert machine.now <= max(seconds, 0.65 * seconds + 4)
 
 
+def test_what_there_was_no_time_for_is_said() -> None:
+    cut = Machine({}).tune(seconds=60)
+    assert cut.is_cut
+    assert cut.untried == ("page_size",)
+    told = verdict_text(cut, Aim())
+    assert "no difference shown" in told
+    assert "the time was over before all of page_size was tried: give more --minutes" in told
+    whole = Machine({}).tune(seconds=1000)
+    assert (whole.is_cut, whole.untried) == (False, ())
+    assert "time was over" not in verdict_text(whole, Aim())
+
+
+def test_time_for_a_comparison_is_searched_in_while_there_is_none_to_make() -> None:
+    machine = Machine({})
+    tuned = machine.tune(seconds=60)
+    assert tuned.final is None
+    assert 60 - 12 - 1 <= machine.now <= 60 - 12  # six rounds of two runs could still be compared
+
+
+def test_a_late_find_is_compared_with_the_defaults() -> None:
+    """Found after 85 runs, when a search that has something already would be over."""
+    machine = Machine({"page_size": {32: 1.5}})
+    tuned = machine.tune(seconds=110)
+    assert tuned.best.page_size == 32
+    assert len(tuned.comparison[0]) >= 6
+    assert machine.now <= 110
+
+
 def test_a_limit_counts_more_than_throughput() -> None:
     gains = {"max_num_batched_tokens": {4096: 1.4, 512: 0.9, 1024: 0.95, 256: 0.7, 128: 0.5}}
     assert Machine(gains).tune().best.max_num_batched_tokens == 4096
@@ -98,6 +127,18 @@ def test_a_limit_counts_more_than_throughput() -> None:
     assert limited.best.max_num_batched_tokens == 1024  # TTFT is 50 ms; 100 ms with the default
     assert Aim(max_ttft_s=0.055).meets(Figures(1, 0.05, 1, 1))
     assert not Aim(max_ttft_s=0.055).meets(Figures(1, 0.06, 1, 1))
+
+
+def test_limits_that_are_missed_are_said() -> None:
+    slow, fast = Figures(90.0, 0.2, 0.02, 10.0), Figures(10.0, 0.05, 0.02, 10.0)
+    other = dataclasses.replace(DEFAULT, page_size=32)
+    aim = Aim(max_ttft_s=0.1)
+    tuned = Tuned(DEFAULT, DEFAULT, DEFAULT, [Trial(DEFAULT, [slow]), Trial(other, [slow])])
+    assert verdict_text(tuned, aim).endswith("they are kept; nothing keeps the limits")
+    tuned.trials[1].figures = [fast]
+    assert "the limits are missed, though not by all" in verdict_text(tuned, aim)
+    tuned.trials[0].figures = [fast]
+    assert "limits" not in verdict_text(tuned, aim)
 
 
 def test_worth_by_hand() -> None:
@@ -117,7 +158,22 @@ def test_an_interrupt_keeps_what_was_shown() -> None:
     assert tuned.best.threads == 4
     assert tuned.final is None
     assert sum(len(trial.figures) for trial in tuned.trials) == 39
-    assert "interrupted" in verdict_text(tuned)
+    assert "interrupted" in verdict_text(tuned, Aim())
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_an_interrupt_in_the_comparison_is_no_comparison(rounds: int) -> None:
+    """Of one round the interval is a point, and would show anything."""
+    gains = {"threads": {4: 1.5, 1: 0.5}}
+    whole = Machine(gains, noise=0.0).tune()
+    machine = Machine(gains, noise=0.0)
+    searching = sum(len(trial.figures) for trial in whole.trials) - 2 * len(whole.comparison[0])
+    machine.interrupt_at = searching + 2 * rounds + 1
+    tuned = machine.tune()
+    assert len(tuned.comparison[0]) == rounds
+    assert tuned.best.threads == 4
+    assert tuned.final is None
+    assert "interrupted before the comparison" in verdict_text(tuned, Aim())
 
 
 def test_what_cannot_run_is_left_out() -> None:
@@ -146,6 +202,15 @@ def test_the_space() -> None:
     everything = {f"{section}.{name}": Value(1, "--set") for name, section in tune.SETTINGS.items()}
     with pytest.raises(ConfigError, match="nothing to search"):
         space_of(dataclasses.replace(settings, given=everything), DEFAULT, requests=32)
+
+
+def test_a_run_with_failed_requests_takes_its_setting_out_of_the_search() -> None:
+    """As where large pages leave too few of them; a ConfigError is what the search takes for that."""
+    served = run_scripted([request("a", 10, 3)])
+    assert bench_tune_run.figures_of(served).tokens_per_s > 0
+    refused = dataclasses.replace(served.requests[0], error="needs 4 pages, the pool has 2", token_times=())
+    with pytest.raises(ConfigError, match="1 of 1 requests failed, such as a: needs 4 pages"):
+        bench_tune_run.figures_of(dataclasses.replace(served, requests=(refused,)))
 
 
 # ---- the file
@@ -208,6 +273,7 @@ def test_somebodys_own_file_is_not_overwritten(tmp_path: Path) -> None:
         (TuneOptions(aim="fast"), "choose throughput, latency, balanced"),
         (TuneOptions(max_ttft_ms=0), "--max-ttft-ms is 0: it must be positive"),
         (TuneOptions(minutes=-1), "--minutes is -1"),
+        (TuneOptions(max_itl_ms=float("inf")), "--max-itl-ms is inf, which limits nothing"),
     ],
 )
 def test_mistakes(options: TuneOptions, message: str) -> None:
@@ -302,6 +368,9 @@ def test_the_whole_command(
     assert data["best"]["page_size"] == 32
     text = as_markdown(build_document(data))
     assert "times the defaults" in text
+    data["trials"][0]["problem"] = "too few pages"
+    told = as_markdown(build_document(data)).replace("\\", "")
+    assert "Cannot run: threads 2, batch 256, tokens a step 2048, page 16: too few pages" in told
     assert "paged.toml: 1.5" in " ".join(capsys.readouterr().err.split())
     assert run(["bench", "tune", *arguments]) == 0  # its own file is replaced
     Path("paged.toml").write_text("seed = 3\n")
@@ -311,6 +380,15 @@ def test_the_whole_command(
         assert "is no file: give the name of one" in capsys.readouterr().err
     assert run(["bench", "tune", *arguments, "-o", "other.toml", "--minutes", "inf"]) == 2
     assert "--minutes is inf: give at most 10080, a week" in capsys.readouterr().err
+    assert run(["bench", "tune", *arguments, "-o", ""]) == 2
+    assert "the name of the file is empty" in capsys.readouterr().err
+    for output, left in (("kept.toml", "is left as it was"), ("none.toml", "is not written")):
+        Path("kept.toml").write_text("[tuned]\n")
+        machine.interrupt_at = machine.runs + 3  # too early for anything to be shown
+        assert run(["bench", "tune", *arguments, "-o", output]) == 130
+        assert f"{output} {left}: interrupted before anything" in capsys.readouterr().err
+    assert Path("kept.toml").read_text() == "[tuned]\n"
+    assert not Path("none.toml").exists()
 
 
 def test_a_search_that_was_interrupted_says_so() -> None:
@@ -324,4 +402,4 @@ def test_a_search_that_was_interrupted_says_so() -> None:
         trials=[],
         is_interrupted=True,
     )
-    assert verdict_text(tuned).endswith("by anything until it was interrupted: they are kept")
+    assert verdict_text(tuned, Aim()).endswith("by anything until it was interrupted: they are kept")

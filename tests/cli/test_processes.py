@@ -162,6 +162,32 @@ def test_whatever_command_is_interrupted_says_so(number):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "paged: interrupted\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_second_interrupt_while_threads_end_is_no_traceback(number):
+    """Python waits for its threads after the command; an exception there would be shown whole."""
+    code = (
+        "import os, threading, pagedcli.cli.doctor_run as doctor; from pagedcli.cli.main import main\n"
+        "def again():\n"
+        "    threading.main_thread().join()\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
+        "    threading.Event().wait(20)\n"
+        "def run_doctor(*args, **kwargs):\n"
+        "    threading.Thread(target=again).start()\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
+        "doctor.run_doctor = run_doctor\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "paged: interrupted\n")
+
+
 def test_python_m_is_the_same_program():
     arguments = [sys.executable, "-m", "pagedcli"]
     done = subprocess.run(
@@ -289,6 +315,9 @@ def test_closed_standard_streams_are_named(tmp_path):
         assert code == 2
         assert words in err
     assert run_in_shell(tmp_path, "$PAGED generate in.jsonl -q 2>&-")[0] == 0
+    (tmp_path / "a.json").write_text('{"throughput": {}}')
+    code, _, err = run_in_shell(tmp_path, "$PAGED bench report a.json --markdown a.md >&-")
+    assert (code, err) == (1, "paged: stdout is closed: nothing can be shown there\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

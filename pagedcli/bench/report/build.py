@@ -38,7 +38,7 @@ def build_document(data: Any) -> Document:
         return Document("A server under load", head_of(data), load_sections(data))
     if isinstance(data, Mapping) and isinstance(data.get("throughput"), Mapping):
         return _run(data)
-    raise ConfigError("this is no file of paged bench: it has neither throughput nor a comparison")
+    raise ConfigError("paged bench did not write it: it has neither throughput nor a kind that is known")
 
 
 def _is_runs(data: Any) -> bool:

@@ -64,7 +64,8 @@ class Figure:
         return Column(self.title, self.unit), [self.text(value) for value in values]
 
 
-REQUEST_RATE = Figure("throughput.requests_per_s", "Requests", "/s")
+FAILED = Figure("failed", "Failed")
+REQUEST_RATE = Figure("throughput.requests_per_s", "Served", "/s")
 OUTPUT_RATE = Figure("throughput.output_tokens_per_s", "Output", "tokens/s")
 TOTAL_RATE = Figure("throughput.total_tokens_per_s", "All tokens", "tokens/s")
 TTFT = Figure("ttft_s.mean", "TTFT mean", "s")

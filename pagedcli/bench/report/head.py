@@ -17,7 +17,9 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 def head_of(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and texts."""
-    rows = [("Model", model_name(find(data, "settings.model")))]
+    rows = []
+    if "model" in (data.get("settings") or {}):  # kernels alone are of no model
+        rows.append(("Model", model_name(find(data, "settings.model"))))
     rows += [(name, text) for name, text in (
         ("Machine", described(data.get("machine"))),
         ("Date", str(data.get("date", ""))),
@@ -74,7 +76,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "_bytes": size,
     "_us_per_step": lambda value: f"{number(value)} µs a step",
     "_s": seconds,
-    "_share": share,
+    "_share": lambda value: f"{share(value)} of the time",
 }
 
 

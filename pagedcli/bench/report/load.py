@@ -17,7 +17,8 @@ def load_sections(run: LoadDict) -> list[Section]:
     """Of what `paged bench serve` wrote."""
     sections = [Section("Rates", [_rates(run), *_notes(run)])]
     if run.get("saturation"):
-        sections.append(Section("Saturation", list(_saturation(run["saturation"]))))
+        ended = ["The search was interrupted."] if run.get("interrupted") else []
+        sections.append(Section("Saturation", [*ended, *_saturation(run["saturation"])]))
     sections.append(Section("Latency", list(_latencies(run))))
     if run.get("errors"):
         columns = [Column("Error", is_number=False), Column("Requests")]

@@ -24,7 +24,7 @@ from pagedcli.bench.report.series import distribution, over_time, use_line
 RunDict = Mapping[str, Any]
 RUN_FIGURES = (
     f.Figure("requests", "Requests"),
-    f.Figure("failed", "Failed"),
+    f.FAILED,
     f.REQUEST_RATE,
     f.OUTPUT_RATE,
     f.TOTAL_RATE,
@@ -170,7 +170,8 @@ def setting(run: RunDict, key: str) -> str:
 def _sweep_table(runs: Sequence[RunDict], keys: Sequence[str]) -> Table:
     columns = [Column(NAMES.get(key, key.replace("_", " "))) for key in keys]
     cells = [[setting(run, key) for run in runs] for key in keys]
-    for item in f.known(SWEEP_FIGURES, runs):
+    failed = (f.FAILED,) if any(f.FAILED.of(run) for run in runs) else ()
+    for item in f.known((*failed, *SWEEP_FIGURES), runs):
         column, texts = item.column(runs)
         columns.append(column)
         cells.append(texts)

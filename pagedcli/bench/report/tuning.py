@@ -28,8 +28,8 @@ NAMES = {
 
 def tuning_sections(data: Mapping[str, Any]) -> list[Section]:
     """What it came to, then how."""
-    chosen = ", ".join(f"{NAMES[name].lower()} {value}" for name, value in data["best"].items())
-    texts: list[Block] = [f"Aim: {data['aim']}.", f"Result: {data['verdict']}.", f"Settings: {chosen}."]
+    chosen = f"Settings: {_named(data['best'])}."
+    texts: list[Block] = [f"Aim: {data['aim']}.", f"Result: {data['verdict']}.", chosen]
     if data["final"] is not None:
         texts.append(_comparison(data))
     return [Section("Result", texts), Section("Tried", list(_tried(data["trials"])))]
@@ -62,7 +62,7 @@ def _tried(trials: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
     yield Table(columns, rows, "The best first. Few runs: dropped early.", num_keys=len(NAMES))
     points = [
         Point(
-            ", ".join(f"{NAMES[name].lower()} {value}" for name, value in trial["candidate"].items()),
+            _named(trial["candidate"]),
             _median(trial["runs"], "e2e_s"),
             _median(trial["runs"], "tokens_per_s"),
         )
@@ -72,7 +72,12 @@ def _tried(trials: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
         yield ParetoPlot("Latency against throughput", points, "answers, median (s)", "output (tokens/s)")
     for trial in trials:
         if trial["problem"] is not None:
-            yield f"{trial['candidate']}: cannot run: {trial['problem']}"
+            yield f"Cannot run: {_named(trial['candidate'])}: {trial['problem']}"
+
+
+def _named(candidate: Mapping[str, Any]) -> str:
+    """As threads 2, batch 8."""
+    return ", ".join(f"{NAMES[name].lower()} {value}" for name, value in candidate.items())
 
 
 def _figures(runs: Sequence[Mapping[str, float]]) -> list[str]:
