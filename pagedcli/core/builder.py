@@ -20,27 +20,35 @@ _make_plan = partial(tuple.__new__, StepPlan)
 
 
 class PlanBuilder:
-    """Collects what one step does.
+    """Collects what one step does, one step after the other.
 
     Attributes:
         step: Number of the plan.
         budget: Tokens that can still be issued.
         preempted: Whether a request lost its blocks while this plan was made.
+        entries: What is issued so far, at most one for each request.
+        started: Requests that start to run with this plan.
     """
 
-    def __init__(self, step: int, budget: int, kv: KVManager, counters: Counters) -> None:
-        self.step = step
-        self.budget = budget
+    def __init__(self, budget: int, kv: KVManager, counters: Counters) -> None:
+        self.step = 0
+        self.budget = self._whole_budget = budget
         self.preempted = False
+        self.entries: list[PlanEntry] = []
+        self.started: list[int] = []
         self._kv = kv
         self._counters = counters
-        self._entries: list[PlanEntry] = []
         self._copies: list[tuple[int, int]] = []
 
-    @property
-    def num_entries(self) -> int:
-        """Requests that are served so far."""
-        return len(self._entries)
+    def begin(self, step: int) -> None:
+        """A new plan, with nothing in it."""
+        self.step = step
+        self.budget = self._whole_budget
+        self.preempted = False
+        self.entries = []
+        if self.started:  # copies come with those that start
+            self.started = []
+            self._copies = []
 
     def copy(self, copies: Copies) -> None:
         """Have blocks copied before the entries are computed."""
@@ -66,7 +74,9 @@ class PlanBuilder:
             else tuple(request.table[request.num_sent :]),
             _admission(request) if admitted else None,
         )
-        self._entries.append(entry)
+        self.entries.append(entry)
+        if admitted:
+            self.started.append(request.id)
         request.num_sent = len(request.table)
         request.num_computed = stop
         request.inflight += 1
@@ -89,15 +99,16 @@ class PlanBuilder:
             find_room: Gets a request a block for one more token, by preemption if need be; False: it cannot run now.
         """
         step, size, budget = self.step, self._kv.block_size, self.budget
-        counters, longest_gap, add = self._counters, 1, self._entries.append
+        counters, add = self._counters, self.entries.append
         for request in decodes:
             if budget <= kept:
                 break
             start, slot = request.num_computed, request.slot
             if slot < 0:
                 continue  # preempted for one before it
-            blocks: tuple[int, ...] = ()
-            if start % size == 0:  # else its block is there, that of the position before it
+            if start % size:
+                blocks: tuple[int, ...] = ()  # its block is there: that of the position before it
+            else:
                 if start == len(request.table) * size and not find_room(self, request):
                     continue
                 blocks = tuple(request.table[request.num_sent :])
@@ -107,22 +118,20 @@ class PlanBuilder:
             request.inflight += 1
             request.num_pending += 1
             budget -= 1
-            if request.served < step - 1:
-                longest_gap = max(longest_gap, step - request.served)
+            if request.served + counters.max_decode_gap < step:
+                counters.max_decode_gap = step - request.served
             request.served = step
             if start < request.peak_computed:
                 counters.recomputed_tokens += 1
             if stop >= request.publish_at:
                 self._publish_known(request, stop)
-        if budget < self.budget:
-            counters.max_decode_gap = max(counters.max_decode_gap, longest_gap)
-            self.budget = budget
+        self.budget = budget
 
     def build(self, freed_slots: tuple[int, ...]) -> StepPlan | None:
         """The plan, or None if nothing was issued."""
-        if not self._entries:
+        if not self.entries:
             return None
-        return _make_plan((self.step, tuple(self._entries), tuple(self._copies), freed_slots))
+        return _make_plan((self.step, tuple(self.entries), tuple(self._copies), freed_slots))
 
     def _publish_known(self, request: Request, stop: int) -> None:
         """I11: what is known on the host and issued now."""

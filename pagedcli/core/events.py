@@ -7,7 +7,7 @@ from functools import partial
 from pagedcli.core.plan import TokenEvent, TokenLogprob
 from pagedcli.core.request import Request
 
-_make = partial(tuple.__new__, TokenEvent)
+event_of_items = partial(tuple.__new__, TokenEvent)
 """A `TokenEvent` of its items, at a third of the cost of calling the class."""
 
 
@@ -21,4 +21,4 @@ def make_event(
     if collected is not None and len(collected) == request.num_prompt - 1:
         prompt_logprobs, request.prompt_logprobs = tuple(collected), None
     finish, cached, first = request.finish, request.num_cached, request.first_scheduled
-    return _make((request.id, token, index, logprob, prompt_logprobs, finish, error, cached, first))
+    return event_of_items((request.id, token, index, logprob, prompt_logprobs, finish, error, cached, first))

@@ -121,6 +121,8 @@ class TokenLogprob:
 class StepResult(NamedTuple):
     """What came of a plan; every tuple has one item per entry, in the plan's order.
 
+    It is an executor's handle of its own step, too: of one that is done, so that an inline step makes no other object.
+
     Attributes:
         step: The plan's.
         tokens: Token id sampled, or NO_TOKEN for an entry with `samples` false.
@@ -137,6 +139,14 @@ class StepResult(NamedTuple):
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...]
     seconds: float
     errors: tuple[str | None, ...] = ()
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+    def result(self) -> StepResult:
+        """Itself."""
+        return self
 
 
 class TokenEvent(NamedTuple):

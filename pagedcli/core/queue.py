@@ -23,21 +23,25 @@ def _policy_order(request: Request) -> tuple[int, int]:
 
 
 class WaitingQueue:
-    """Requests that are not running, sorted twice: by arrival and by the policy."""
+    """Requests that are not running, sorted twice: by arrival and by the policy.
+
+    Attributes:
+        by_arrival: All of them, the oldest first.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._by_arrival: list[Request] = []
+        self.by_arrival: list[Request] = []
         self._in_order: list[Request] = []
         self._by_prefix: list[Request] = []
         self._passed_over = 0
 
     def __len__(self) -> int:
-        return len(self._by_arrival)
+        return len(self.by_arrival)
 
     def __iter__(self) -> Iterator[Request]:
         """In the order in which they are considered."""
-        first = [self._by_arrival[0]] if self.overdue else []
+        first = [self.by_arrival[0]] if self.overdue else []
         ahead = first + [request for request in self._by_prefix if request not in first]
         yield from ahead
         yield from (
@@ -47,16 +51,16 @@ class WaitingQueue:
     @property
     def overdue(self) -> bool:
         """Whether the request that has waited longest was passed over as often as allowed."""
-        return self._passed_over >= self._policy.max_passed_over and bool(self._by_arrival)
+        return self._passed_over >= self._policy.max_passed_over and bool(self.by_arrival)
 
     def push(self, request: Request) -> None:
         """Add a new or a preempted request; a preempted one keeps its place by arrival."""
-        insort(self._by_arrival, request, key=_arrival)
+        insort(self.by_arrival, request, key=_arrival)
         insort(self._in_order, request, key=_policy_order)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended while it waited."""
-        del self._by_arrival[bisect_left(self._by_arrival, request.seq, key=_arrival)]
+        del self.by_arrival[bisect_left(self.by_arrival, request.seq, key=_arrival)]
         del self._in_order[bisect_left(self._in_order, request.sort_key, key=_policy_order)]
         if request in self._by_prefix:
             self._by_prefix.remove(request)
@@ -71,7 +75,7 @@ class WaitingQueue:
 
     def admit(self, request: Request) -> None:
         """Take out a request that starts to run, and count whom it passed over."""
-        is_oldest = request is self._by_arrival[0]
+        is_oldest = request is self.by_arrival[0]
         overdue = self.overdue
         self.remove(request)
         self._passed_over = 0 if is_oldest else self._passed_over + 1
@@ -81,7 +85,5 @@ class WaitingQueue:
     def refresh(self, match: Callable[[Request], int]) -> None:
         """Order the first of them anew by cached prefix, longest first, where the policy says so."""
         if self._policy.by_prefix:
-            matched = [
-                (-match(request), request.seq, request) for request in self._by_arrival[:PREFIX_WINDOW]
-            ]
+            matched = [(-match(request), request.seq, request) for request in self.by_arrival[:PREFIX_WINDOW]]
             self._by_prefix = [request for _, _, request in sorted(matched, key=lambda item: item[:2])]

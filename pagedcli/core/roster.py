@@ -118,6 +118,10 @@ class Roster:
         """Tokens whose KV is stored for requests that hold blocks, shared ones counted once."""
         return self.gauges.table_tokens - self.kv.duplicate_tokens()
 
+    def note_peaks(self) -> None:
+        """Raise the peaks. They are looked at only here: values only grow until something is given back."""
+        self.gauges.note(len(self.running), self.stored_tokens(), self.kv.allocated_tokens())
+
     def check(self) -> None:
         """Assert what must hold between any two calls of the scheduler."""
         holders = self.holders()
@@ -153,6 +157,7 @@ class Roster:
             assert request.publish_at == expected, f"I11: {name} publishes at {request.publish_at}"
 
     def _leave_running(self, request: Request) -> None:
+        self.note_peaks()
         index = bisect_left(self.running, request.sort_key, key=_policy_order)
         assert self.running[index] is request, f"request {request.id} is not running"
         del self.running[index]
@@ -166,6 +171,8 @@ class Roster:
         request.num_sent = 0
 
     def _release_held(self) -> None:
+        if self.held:
+            self.note_peaks()
         for request in self.held:
             self._release(request)
         self.held.clear()

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 
 from pagedcli.config import SchedulerConfig
 from pagedcli.core import policy
 from pagedcli.core.blocked import Blocked, BlockedKind
 from pagedcli.core.builder import PlanBuilder
-from pagedcli.core.events import make_event
+from pagedcli.core.events import event_of_items, make_event
 from pagedcli.core.kv_manager import KVManager
 from pagedcli.core.limits import set_limits
 from pagedcli.core.pacing import Pacer
@@ -44,6 +45,9 @@ class Scheduler:
         max_model_len: Tokens of the longest sequence.
         model_limit: Tokens that the model was made for, if known: no setting can make sequences longer.
         watermark: Part of the pool kept free when a request is admitted while others run (`CacheConfig.watermark`).
+
+    Attributes:
+        started: Requests that start to run, for the first time or again, with the plan that was made last.
     """
 
     def __init__(
@@ -68,9 +72,10 @@ class Scheduler:
             self._counters.itl_misses = self._pacer.misses
         self._watermark = math.ceil(watermark * kv.num_blocks)
         self._batch_open = True
-        self._budget_left = config.max_num_batched_tokens
+        self._plan = PlanBuilder(config.max_num_batched_tokens, kv, self._counters)
         self._deadlines: list[tuple[float, int]] = []
-        self._step = 0
+        self._step = 0  # of the last plan that was issued
+        self.started: Sequence[int] = ()
         self._now = math.nan
 
     # ---- requests come and go
@@ -78,7 +83,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
-        return bool(self._roster.running or self._roster.waiting)
+        return bool(self._roster.running or self._roster.waiting.by_arrival)
 
     def add(self, request: Request, now: float) -> None:
         """Accept a request.
@@ -125,12 +130,12 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step, or None if there is nothing to issue."""
-        roster = self._roster
+        roster, plan = self._roster, self._plan
         if not roster.running:
             self._batch_open = True
-        plan = PlanBuilder(self._step + 1, self.config.max_num_batched_tokens, self.kv, self._counters)
+        plan.begin(self._step + 1)
         self._serve_decodes(plan, kept=plan.budget // 2)
-        if plan.num_entries < len(roster.running) or (roster.waiting and roster.free_slots):
+        if len(plan.entries) < len(roster.running) or (roster.waiting.by_arrival and roster.free_slots):
             held = self._hold_back(plan)
             self._admit_short_prompts(plan)
             self._serve_prefills(plan)
@@ -143,11 +148,18 @@ class Scheduler:
 
     def _serve_decodes(self, plan: PlanBuilder, kept: int = 0) -> None:
         """Decodes come first, so that no prompt holds them back (A4); those that are not due leave `kept` tokens."""
-        step = plan.step
-        decodes = [r for r in self._roster.running if r.served < step and r.is_decoding]
-        if decodes:
+        step, decodes = plan.step, []
+        for request in self._roster.running:
+            start = request.num_computed
+            is_decoding = request.num_prompt <= start < request.max_computed and (
+                start + 1 == len(request.tokens) + request.num_pending
+            )  # `Request.is_decoding`, without a call for each
+            if is_decoding and request.served < step:
+                decodes.append(request)
+        if len(decodes) > plan.budget - kept:
             due_step = step - self.config.decode_interval
             decodes, kept = policy.decode_order(decodes, plan.budget, kept, due_step)
+        if decodes:
             plan.issue_decodes(decodes, kept, self._find_room)
 
     def _find_room(self, plan: PlanBuilder, request: Request) -> bool:
@@ -166,9 +178,9 @@ class Scheduler:
 
     def _hold_back(self, plan: PlanBuilder) -> int:
         """Take from the budget what prompts may not use, so that the decodes of this step keep their pace."""
-        if self._pacer is None or plan.num_entries == 0:
+        if self._pacer is None or not plan.entries:
             return 0
-        held = max(0, plan.budget - self._pacer.prompt_budget(plan.num_entries))
+        held = max(0, plan.budget - self._pacer.prompt_budget(len(plan.entries)))
         plan.budget -= held
         return held
 
@@ -228,17 +240,16 @@ class Scheduler:
             self._batch_open = False
 
     def _close(self, plan: PlanBuilder) -> StepPlan | None:
-        roster = self._roster
+        roster, counters = self._roster, self._counters
+        self.started = plan.started
         built = plan.build(tuple(roster.freed_slots))
-        self._budget_left = plan.budget
         if built is not None:
             roster.freed_slots.clear()
             self._step = plan.step
-            self._counters.steps += 1
             num_tokens = self.config.max_num_batched_tokens - plan.budget
-            self._counters.computed_tokens += num_tokens
+            counters.steps += 1
+            counters.computed_tokens += num_tokens
             roster.gauges.table_tokens += num_tokens
-            roster.gauges.note(len(roster.running), roster.stored_tokens(), self.kv.allocated_tokens())
         return built
 
     def _may_admit(self, plan: PlanBuilder) -> bool:
@@ -288,8 +299,9 @@ class Scheduler:
         if self._pacer is not None:
             self._pacer.step_done(plan, result.seconds)
         events = []
-        errors = result.errors or (None,) * len(plan.entries)
-        rows = zip(plan.entries, result.tokens, result.logprobs, result.prompt_logprobs, errors, strict=True)
+        _, sampled, logprobs, prompts, seconds, errors = result
+        errors = errors or (None,) * len(sampled)
+        rows = zip(plan.entries, sampled, logprobs, prompts, errors, strict=True)
         requests, pacer, num_sampled = self._roster.requests, self._pacer, 0
         for entry, token, logprob, prompt_logprobs, error in rows:
             request_id, _, _, start, n, samples, _, _, _ = entry  # at once: this loop is most of a step
@@ -310,12 +322,18 @@ class Scheduler:
                     tokens = request.tokens
                     tokens.append(token)
                     if pacer is not None:
-                        pacer.token_came(request, entry, plan, result.seconds, now)
+                        pacer.token_came(request, entry, plan, seconds, now)
                     if start + n >= request.publish_at:
                         self._publish_issued(request, entry)
                     if token in request.stop_ids or len(tokens) >= request.max_len:
                         self._end_with(request, token)
-                    events.append(make_event(request, token, logprob))
+                    if request.prompt_logprobs is None:  # `make_event`, without a call for each
+                        index, finish = len(tokens) - request.num_prompt - 1, request.finish
+                        cached, first = request.num_cached, request.first_scheduled
+                        items = (request_id, token, index, logprob, None, finish, None, cached, first)
+                        events.append(event_of_items(items))
+                    else:
+                        events.append(make_event(request, token, logprob))
                 elif start + n == request.max_len:
                     self._roster.end(request, request.limit_reason)
                     events.append(make_event(request, None))
@@ -345,6 +363,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Counters and gauges now, as a value."""
         roster, gauges = self._roster, self._roster.gauges
+        roster.note_peaks()
         return SchedulerStats(
             counters=self._counters.copy(),
             running=len(roster.running),
@@ -403,4 +422,4 @@ class Scheduler:
         num_tokens = policy.reservation(request, self.config.max_preemptions)
         shortage = self.kv.admission_block(request, num_tokens, self._spare())
         need = len(request.tokens) - self.kv.match(request)
-        return shortage or Blocked(BlockedKind.BUDGET, need, self._budget_left)
+        return shortage or Blocked(BlockedKind.BUDGET, need, self._plan.budget)

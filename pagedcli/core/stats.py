@@ -7,7 +7,10 @@ their batch ends counts as allocated and as stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any
 
 from pagedcli.core.kv_manager import BlockCounts
 from pagedcli.core.request import FinishReason
@@ -55,13 +58,13 @@ class Counters:
 
     def copy(self) -> Counters:
         """A value that does not change any more."""
-        copied = Counters(*[getattr(self, name) for name in _COUNTER_NAMES])
+        copied = Counters(*_counter_values(self))
         copied.finished = dict(self.finished)
         copied.itl_misses = dict(self.itl_misses)
         return copied
 
 
-_COUNTER_NAMES = tuple(item.name for item in fields(Counters))
+_counter_values: Callable[[Counters], tuple[Any, ...]] = attrgetter(*[item.name for item in fields(Counters)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class Gauges:
     peak_stored_tokens: int = 0
 
     def note(self, running: int, stored: int, allocated: int) -> None:
-        """Raise the peaks after a step was planned."""
+        """Raise the peaks to these values."""
         self.peak_running = max(self.peak_running, running)
         self.peak_stored_tokens = max(self.peak_stored_tokens, stored)
         self.peak_allocated_tokens = max(self.peak_allocated_tokens, allocated)

@@ -94,7 +94,7 @@ class EngineThread:
         self._executor = executor
         self._scheduler = scheduler
         self._board = StatsBoard(lambda: scheduler.stats, self.timing, clock, scheduler.max_model_len)
-        core = EngineCore(scheduler, executor, settings.depth, clock, self.timing.step_done)
+        core = self._core = EngineCore(scheduler, executor, settings.depth, clock, self.timing.step_done)
         self._loop = EngineLoop(core, codec, self.timing, clock, self._board, self._started, self._closed)
         self._condition = threading.Condition()
         self._inbox: deque[_Command] = deque()
@@ -328,7 +328,8 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._turn():
-                self._call_hooks()
+                for hook in self._turn_hooks:
+                    hook()
             self._board.publish()
             self._call_hooks()
             self._end()
@@ -344,12 +345,14 @@ class EngineThread:
             commands = self._wait()
             for command in commands:
                 command.run()
-            self._has_work = self._loop.has_work
+            self._has_work = self._core.has_work
         worked = self._has_work
         if worked:
-            self._loop.turn()
-            self._has_work = self._loop.has_work
-        if commands or not self._has_work or self._board.is_due:
+            now = self._loop.turn()
+            self._has_work = self._core.has_work
+            if now >= self._board.next_due:
+                self._board.publish()
+        if commands or not self._has_work:
             self._board.publish()
         return worked or bool(commands) or not self._stopping
 

@@ -14,14 +14,15 @@ from pagedcli.core.plan import StepPlan, StepResult, TokenEvent
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.executor import Executor, StepHandle
 
-StepWatch = Callable[[float, StepResult, StepPlan], None]
+StepDone = tuple[float, float, StepResult, StepPlan]
+"""When a plan was submitted and its result was read, the result, the plan."""
 
 
 class EngineCore:
     """Scheduler and executor, joined by a queue of plans in flight.
 
     Attributes:
-        on_step: Told of each step when its result is there: when it was submitted, the result, the plan.
+        on_step: Told of each step when its result is there.
         flight: Plans submitted and not applied with the time of submission, oldest first.
         submitted: What the last `step` submitted; None: nothing.
     """
@@ -32,7 +33,7 @@ class EngineCore:
         executor: Executor,
         depth: int = 1,
         clock: Callable[[], float] = time.monotonic,
-        on_step: StepWatch | None = None,
+        on_step: Callable[[StepDone], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -45,18 +46,19 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self.flight) or self.scheduler.has_work
+        return bool(self.flight or self.scheduler.has_work)
 
     def step(self) -> list[TokenEvent]:
         """Submit a plan if fewer than `depth` are in flight; wait for the oldest when no other can be submitted."""
-        events = self.scheduler.expire(self.clock())
-        plan = self.submitted = self.scheduler.schedule() if len(self.flight) < self.depth else None
+        scheduler, flight, clock = self.scheduler, self.flight, self.clock
+        events = scheduler.expire(clock())
+        plan = self.submitted = scheduler.schedule() if len(flight) < self.depth else None
         if plan is not None:
-            self.flight.append((self.clock(), plan, self.executor.submit(plan)))
-        if self.flight and (len(self.flight) >= self.depth or plan is None):
+            flight.append((clock(), plan, self.executor.submit(plan)))
+        if flight and (plan is None or len(flight) >= self.depth):
             submitted, plan, handle = self.flight.popleft()
-            result = handle.result()
+            result, now = handle.result(), clock()
             if self.on_step is not None:
-                self.on_step(submitted, result, plan)
-            events += self.scheduler.apply(plan, result, self.clock())
+                self.on_step((submitted, now, result, plan))
+            events += scheduler.apply(plan, result, now)
         return events

@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
+from pagedcli.core.plan import StepPlan, TokenEvent
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.engine.outputs import RequestOutput
 
@@ -28,8 +30,6 @@ BETWEEN_TOKENS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 STEP_TOKENS = tuple(float(1 << power) for power in (0, *range(3, 15)))
-MAX_NOTES = 256
-"""Steps noted before the engine thread counts them itself."""
 SAMPLES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
@@ -114,26 +114,31 @@ class LatencyBoard:
         self.preemptions = Histogram(PREEMPTIONS)
         self.step_tokens = Histogram(STEP_TOKENS)
         self._lock = threading.Lock()
-        self._steps: deque[int] = deque()  # noted, not counted yet; its append and popleft are atomic
-        self._gaps: deque[tuple[float, int]] = deque()
+        self._steps: deque[StepPlan] = deque()  # noted, not counted yet; its append and popleft are atomic
+        self._events: deque[tuple[list[TokenEvent], float] | int] = deque()
+        self._gaps = TokenGaps(self.between_tokens.observe)
+        self.step_issued: Callable[[StepPlan], None] = self._steps.append
+        """A step was begun."""
+        self.events_came: Callable[[tuple[list[TokenEvent], float]], None] = self._events.append
+        """What came of a step, and when."""
+        self.sample_ended: Callable[[int], None] = self._events.append
+        """A sample gets no tokens any more."""
 
-    def step_issued(self, num_tokens: int) -> None:
-        """A step of so many positions was begun."""
-        self._steps.append(num_tokens)
-        if len(self._steps) > MAX_NOTES:
-            with self._lock:
-                self._settle()
-
-    def tokens_came(self, gap: float, times: int) -> None:
-        """So many samples got a token, so many seconds after the one before."""
-        self._gaps.append((gap, times))
+    def settle(self) -> None:
+        """Count what was noted, which the engine thread does every now and then."""
+        with self._lock:
+            self._settle()
 
     def _settle(self) -> None:
         """Count what was noted; the lock is held."""
         while self._steps:
-            self.step_tokens.observe(self._steps.popleft())
-        while self._gaps:
-            self.between_tokens.observe(*self._gaps.popleft())
+            self.step_tokens.observe(self._steps.popleft().num_tokens)
+        while self._events:
+            note = self._events.popleft()
+            if isinstance(note, int):
+                self._gaps.forget(note)
+            else:
+                self._gaps.note(*note)
 
     def finished(self, params: SamplingParams, output: RequestOutput) -> None:
         """A request was served."""
@@ -164,33 +169,43 @@ class LatencyBoard:
             return {name: item.value() for name, item in vars(self).items() if isinstance(item, Histogram)}
 
 
+_sample: Callable[[TokenEvent], int] = itemgetter(0)
+_token: Callable[[TokenEvent], int | None] = itemgetter(1)
+
+
 class TokenGaps:
     """When each sample got its last token. Usually all that got one now got one in the last step: one gap for all.
 
     Args:
         came: Called with a gap in seconds and how many samples met it.
-        living: The samples that have not ended.
     """
 
-    def __init__(self, came: Callable[[float, int], None], living: Container[int]) -> None:
+    def __init__(self, came: Callable[[float, int], None]) -> None:
         self._came = came
-        self._living = living
+        self._ended: set[int] = set()  # of those in `_last`
         self._last: list[int] = []
         self._last_time = 0.0
         self._earlier: dict[int, float] = {}
 
-    def note(self, ids: list[int], now: float) -> None:
-        """The samples `ids`, at least one, got a token each."""
+    def note(self, events: Sequence[TokenEvent], now: float) -> None:
+        """Samples got a token each, save for those that ended without one."""
+        ids = list(map(_sample, events))
+        if None in map(_token, events):
+            ids = [event.request_id for event in events if event.token is not None]
+        if not ids:
+            return
         if ids == self._last:
             self._came(now - self._last_time, len(ids))
         else:
             times = self._earlier
-            times.update({item: self._last_time for item in self._last if item in self._living})
+            times.update({item: self._last_time for item in self._last if item not in self._ended})
+            self._ended.clear()
             for gap, count in Counter([now - times[item] for item in ids if item in times]).items():
                 self._came(gap, count)
             self._last = ids
         self._last_time = now
 
     def forget(self, item: int) -> None:
-        """A sample has ended; it is not among the living any more."""
+        """A sample has ended: it gets no more tokens."""
         self._earlier.pop(item, None)
+        self._ended.add(item)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from pagedcli.core.blocked import Blocked
-from pagedcli.core.plan import StepPlan, TokenEvent
+from pagedcli.core.plan import TokenEvent
 from pagedcli.core.request import FinishReason, Request
 from pagedcli.engine.core import EngineCore
-from pagedcli.engine.latency import TokenGaps
 from pagedcli.engine.output import RequestStage
 from pagedcli.engine.outputs import Delta
 from pagedcli.engine.prompt import Prepared, TextCodec
@@ -26,7 +24,6 @@ from pagedcli.errors import EngineDead, RequestError
 
 logger = logging.getLogger(__name__)
 Sink = Callable[[Delta], None]
-_admission = attrgetter("admission")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +95,7 @@ class EngineLoop:
         self._open: dict[str, _Open] = {}
         self._silent: set[int] = set()  # samples that nobody wants to hear of before they end
         self._ended: list[tuple[_Open, Delta]] = []
-        self._gaps = TokenGaps(board.latency.tokens_came, self._samples)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a turn would do anything: unfinished requests, or plans still in flight."""
-        return self.core.has_work
+        self._latency = board.latency
 
     def add(self, submission: Submission) -> None:
         """Hand a request to the scheduler; if that refuses it, answer with the reason."""
@@ -171,7 +163,7 @@ class EngineLoop:
     def _forget(self, sample: int) -> None:
         del self._samples[sample]
         self._silent.discard(sample)
-        self._gaps.forget(sample)
+        self._latency.sample_ended(sample)
 
     def refuse(self, submission: Submission, error: EngineDead) -> None:
         """Answer a request that never got as far as the scheduler."""
@@ -211,18 +203,18 @@ class EngineLoop:
             self._on_closed([entry.stage.request_id])
             self._send(entry, entry.stage.fail(error, self._clock()))
 
-    def turn(self) -> None:
-        """Expire deadlines, schedule or await one step, deliver what came of it."""
-        events = self.core.step()
-        if self.core.submitted is not None:
-            self._note_issued(self.core.submitted)
-        if not events:
-            return
+    def turn(self) -> float:
+        """Expire deadlines, schedule or await one step, deliver what came of it; the time when that was done."""
+        core = self.core
+        events = core.step()
+        if core.submitted is not None:
+            self._latency.step_issued(core.submitted)
+            if core.scheduler.started:
+                self._note_started(core.scheduler.started)
         now = self._clock()
-        self._timing.mark("tokenizer", now)
-        ids = [event.request_id for event in events if event.token is not None]
-        if ids:
-            self._gaps.note(ids, now)
+        if not events:
+            return now
+        self._latency.events_came((events, now))
         samples, silent = self._samples, self._silent
         try:
             for event in events:
@@ -235,15 +227,11 @@ class EngineLoop:
         finally:
             if self._ended:
                 self._answer()
-        self._timing.mark("scheduler")
+        return self._timing.delivered(now)
 
-    def _note_issued(self, plan: StepPlan) -> None:
-        self._board.latency.step_issued(plan.num_tokens)
-        if any(map(_admission, plan.entries)):
-            started = [entry.request_id for entry in plan.entries if entry.admission is not None]
-            self._on_started(
-                [self._samples[sample][0].stage.request_id for sample in started if sample in self._samples]
-            )
+    def _note_started(self, started: Sequence[int]) -> None:
+        found = [self._samples[sample][0] for sample in started if sample in self._samples]
+        self._on_started([entry.stage.request_id for entry in found])
 
     def _take_one(self, entry: _Open, index: int, event: TokenEvent, now: float) -> None:
         if event.error is not None:

@@ -34,6 +34,7 @@ class StatsBoard:
 
     Attributes:
         latency: Distributions of times and sizes.
+        next_due: Clock from which on displays would show how long ago the counters were published.
     """
 
     def __init__(
@@ -49,21 +50,18 @@ class StatsBoard:
         self._clock = clock
         self._started = clock()
         self._published = stats()
-        self._next_due = self._started
+        self.next_due = self._started
         self._lock = threading.Lock()
         self._finished: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
         self._num_aborted = 0
 
     def publish(self) -> None:
-        """Take the scheduler's counters (engine thread only)."""
+        """Take the scheduler's counters, and count what was noted since (engine thread only)."""
         self._published = self._stats()
-        self._next_due = self._clock() + PUBLISH_S
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the counters were last taken so long ago that displays would show it."""
-        return self._clock() >= self._next_due
+        self._timing.settle()
+        self.latency.settle()
+        self.next_due = self._clock() + PUBLISH_S
 
     def finished(self, params: SamplingParams, output: RequestOutput) -> None:
         """A request was answered."""

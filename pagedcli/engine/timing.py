@@ -1,7 +1,7 @@
 """How busy the executor is, and why it is not: measured round the executor, not inside the scheduler.
 
-May import `core` and the executor's contract. An executor's time is a row of busy spans with gaps between them; what
-the engine thread did during a gap is its cause:
+May import `core`, `engine.core` and `engine.outputs`. An executor's time is a row of busy spans with gaps between
+them; what the engine thread did during a gap is its cause:
 
     engine   |schedule|.wait.|apply|detokenize|schedule|..................|schedule|
     executor          |=== step ===|                    |=== step ===|
@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Literal
 
 from pagedcli.core.plan import NO_TOKEN, PlanEntry, StepPlan, StepResult
+from pagedcli.engine.core import StepDone
 from pagedcli.engine.outputs import GapSeconds
 
 Cause = Literal["scheduler", "tokenizer", "http", "no_work"]
@@ -26,15 +27,11 @@ WINDOW_S = 5.0
 """Length of the sliding window over which rates are taken, in seconds."""
 MAX_SEGMENTS = 65536
 """Marks kept while no step runs; older ones would count as scheduler time."""
-MAX_NOTES = 256
-"""Notes kept before the engine thread adds them up itself."""
 
 _Mark = tuple[float, Cause]
 """When, and what the engine thread turned to."""
 _Caller = tuple[float, Cause, int]
 """When, and whether one caller more (1) or less (-1) does what `Cause` says."""
-_Step = tuple[float, float, float, int, int, int]
-"""Submitted, read, seconds computing; positions of prompts, tokens sampled, entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +65,15 @@ class Rates:
 class Timing:
     """Clock marks of the engine thread and spans of the executor. Every method may be called on any thread.
 
-    The engine thread only notes what happened when; the sums are made when somebody asks, or once enough was noted.
+    The engine thread only notes what happened when; the sums are made when somebody asks, and every now and then by
+    `settle`, so that notes do not pile up.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._notes: deque[_Mark | _Caller | _Step] = deque()  # its append and popleft are atomic
+        self._notes: deque[_Mark | _Caller | StepDone] = deque()  # its append and popleft are atomic
+        self.step_done: Callable[[StepDone], None] = self._notes.append
+        """A plan's result was read: it kept the executor busy for the result's `seconds` after it could start."""
         self._lock = threading.Lock()
         self._cause: Cause = "no_work"
         self._cause_since = clock()
@@ -89,6 +89,12 @@ class Timing:
     def mark(self, cause: Cause, now: float | None = None) -> None:
         """The engine thread turns to `cause` (waiting for callers that still tokenize is text work)."""
         self._notes.append((self._clock() if now is None else now, cause))
+
+    def delivered(self, since: float) -> float:
+        """What came of a step was made text and delivered, from `since` on; returns the time now."""
+        now = self._clock()
+        self._notes.extend(((since, "tokenizer"), (now, "scheduler")))
+        return now
 
     @contextmanager
     def _caller(self, cause: Cause) -> Iterator[None]:
@@ -106,22 +112,17 @@ class Timing:
         """Round what a server does with a request before it hands it over."""
         return self._caller("http")
 
-    def step_done(self, submitted: float, result: StepResult, plan: StepPlan) -> None:
-        """A plan's result was read: it kept the executor busy for `result.seconds` after it could start."""
-        tokens, count = result.tokens, len(plan.entries)
-        generated = len(tokens) - tokens.count(NO_TOKEN)
-        prompt = _prompt_tokens(plan)
-        self._notes.append((submitted, self._clock(), result.seconds, prompt, generated, count))
-        if len(self._notes) > MAX_NOTES:
-            with self._lock:
-                self._settle()
+    def settle(self) -> None:
+        """Add up what was noted."""
+        with self._lock:
+            self._settle()
 
     def _settle(self) -> None:
         """Take in all notes; the lock is held."""
         notes = self._notes
         while notes:
             note = notes.popleft()
-            if len(note) == 6:
+            if len(note) == 4:
                 self._take_step(*note)
             elif len(note) == 2:
                 self._idle = note[1] == "no_work"
@@ -147,17 +148,16 @@ class Timing:
             self._segments.append((self._cause_since, now, self._cause))
         self._cause, self._cause_since = cause, now
 
-    def _take_step(
-        self, submitted: float, now: float, seconds: float, prompt: int, generated: int, num_seqs: int
-    ) -> None:
+    def _take_step(self, submitted: float, now: float, result: StepResult, plan: StepPlan) -> None:
         if self._first is None:
             self._first = self._last_end = submitted
         start = max(submitted, self._last_end)
-        end = min(max(start, start + seconds), max(now, start))
+        end = min(max(start, start + result.seconds), max(now, start))
         self._close_gap(start)
         self._busy_s += end - start
         self._last_end = end
-        self._samples.append(StepSample(start, end, prompt, generated, num_seqs))
+        generated = len(result.tokens) - result.tokens.count(NO_TOKEN)
+        self._samples.append(StepSample(start, end, _prompt_tokens(plan), generated, len(plan.entries)))
         while self._samples and self._samples[0].end < now - WINDOW_S:
             self._samples.popleft()
 

@@ -40,6 +40,9 @@ class Launches(Protocol):
     def launch(self, plan: StepPlan) -> Pending:
         """Issue all work of a plan."""
 
+    def run(self, plan: StepPlan) -> StepResult:
+        """Launch a plan and wait for its result."""
+
 
 @dataclass(slots=True)
 class _Handle:
@@ -69,20 +72,16 @@ class _Handle:
 
 
 @dataclass(slots=True)
-class _Done:
-    """What was computed already. No event: making one costs more than all else that an inline step does here."""
+class _Failed:
+    """A plan that was not carried out."""
 
-    value: StepResult | None
-    error: BaseException | None = None
+    error: BaseException
 
     def done(self) -> bool:
         return True
 
     def result(self) -> StepResult:
-        if self.error is not None:
-            raise self.error
-        assert self.value is not None
-        return self.value
+        raise self.error
 
 
 def _dead(cause: BaseException) -> EngineDead:
@@ -115,15 +114,15 @@ class InlineExecutor:
         if self._worker is None:
             raise _closed()
         if self._failure is not None:
-            return _Done(None, _dead(self._failure))
+            return _Failed(_dead(self._failure))
         try:
-            return _Done(self._worker.launch(plan).read())
+            return self._worker.run(plan)
         except BaseException as error:
             # Whatever it is, it belongs to whoever asks for the result, save for an interrupt of this thread.
             self._failure = error
             if not isinstance(error, Exception):
                 raise
-            return _Done(None, error)
+            return _Failed(error)
 
     def close(self) -> None:
         """Let go of the worker; later calls do nothing."""

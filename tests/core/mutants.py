@@ -122,7 +122,7 @@ MUTANTS = (
     # the pace of running requests
     one("prompts may use the whole budget", SCHEDULER, "plan.budget -= held", "held = 0",
         "test_pacing:test_running_requests_keep_their_pace_beside_a_stream_of_prompts(3)"),
-    one("prompts alone are held back, too", SCHEDULER, "self._pacer is None or plan.num_entries == 0",
+    one("prompts alone are held back, too", SCHEDULER, "self._pacer is None or not plan.entries",
         "self._pacer is None", "test_pacing:test_a_prompt_alone_is_not_held_back"),
     one("a guess that was too high stays", PACING, "if part > MOST_DECODES * seconds:", "if False:",
         "test_pacing:test_a_guess_that_was_too_high_does_not_keep_chunks_small"),

@@ -146,6 +146,33 @@ def test_an_abort_frees_the_pages_within_two_steps_and_keeps_what_was_said() -> 
         assert engine.stats().requests_aborted == 1
 
 
+@pytest.mark.parametrize("end_at", [1, 2, 9])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_request_that_nobody_reads_is_ended_with_all_its_tokens(end_at: int, dies: bool) -> None:
+    """Between its first token and its end the output stage is told nothing: it must catch up."""
+
+    class Ending(FakeExecutor):
+        def _run(self, plan: StepPlan) -> StepResult:
+            result = super()._run(plan)
+            if plan.step == end_at and not dies:
+                engine.abort("r")  # the inbox is read before the next step
+            return result
+
+    params = SamplingParams(max_tokens=100, n=2, temperature=1.0, seed=3)
+    with running() as whole:
+        expected = answer(whole, "prompt", params)
+    with running(Ending(fail_at=end_at + 1 if dies else None), depth=1) as engine:
+        deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        engine.add(RequestSpec("prompt", params=params, request_id="r", stream=False), deltas.put)
+        delta = deltas.get(timeout=30)
+    assert delta.output is not None, "only the last delta goes to whoever does not stream"
+    assert isinstance(delta.output.error, EngineDead) == dies
+    assert len(delta.output.samples[0].token_ids) == end_at
+    for sample, alone in zip(delta.output.samples, expected.samples, strict=True):
+        assert sample.token_ids == alone.token_ids[: len(sample.token_ids)]
+        assert sample.text == alone.text[: len(sample.token_ids)]
+
+
 def test_a_dead_executor_is_told_to_everybody_and_to_every_later_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

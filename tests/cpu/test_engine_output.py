@@ -18,9 +18,10 @@ from tests.fakes import EOS, VOCAB_SIZE, ByteTokenizer
 TOKENIZER = ByteTokenizer()
 
 
-def stage_of(params: SamplingParams, prompt: str | list[int] = "ab") -> RequestStage:
+def stage_of(params: SamplingParams, prompt: str | list[int] = "ab", *, stream: bool = True) -> RequestStage:
     spec = RequestSpec(prompt, params=params)
-    return RequestStage("r", prepare(spec, TOKENIZER, vocab_size=VOCAB_SIZE), TOKENIZER, arrival=10.0)
+    prepared = prepare(spec, TOKENIZER, vocab_size=VOCAB_SIZE)
+    return RequestStage("r", prepared, TOKENIZER, arrival=10.0, stream=stream)
 
 
 def run(
@@ -154,6 +155,37 @@ def test_logprobs_have_texts_and_offsets() -> None:
     assert logprobs is not None
     assert [(e.offset, e.logprob, e.rank) for e in logprobs] == [(3, -0.5, 1), (4, -0.5, 1), (4, -0.5, 1)]
     assert [e.top[0].text for e in logprobs] == ["x", "\ufffd", "\ufffd"]
+
+
+def test_tokens_that_come_by_know_are_in_the_output_of_an_abort() -> None:
+    stage = stage_of(SamplingParams(n=2), stream=False)
+    assert stage.is_silent
+    answer = "aé€b".encode()
+    assert stage.take(0, TokenEvent(0, answer[0], 0), now=11.0) is None
+    stage.samples[0].know(answer[:3])
+    stage.samples[0].know(answer[:5])  # all so far, each time; the last character is not complete
+    deltas = stage.end_all(FinishReason.ABORT, now=12.0)
+    output = deltas[-1].output
+    assert output is not None
+    assert [sample.finish_reason for sample in output.samples] == [FinishReason.ABORT] * 2
+    assert bytes(output.samples[0].token_ids) == answer[:5]
+    assert output.samples[0].text == "aé\ufffd"
+    assert (output.samples[1].token_ids, output.samples[1].text) == ((), "")
+    assert output.usage.completion_tokens == 5
+
+
+@pytest.mark.parametrize("num_known", [1, 2, 4])
+def test_tokens_by_know_and_by_push_give_one_text(num_known: int) -> None:
+    stage = stage_of(SamplingParams(), stream=False)
+    answer = "aé€b".encode()
+    stage.take(0, TokenEvent(0, answer[0], 0), now=11.0)
+    stage.samples[0].know(answer[:num_known])
+    for index in range(num_known, len(answer)):
+        finish = FinishReason.LENGTH if index == len(answer) - 1 else None
+        delta = stage.take(0, TokenEvent(0, answer[index], index, finish=finish), now=12.0)
+    assert delta is not None
+    assert delta.output is not None
+    assert (delta.output.text, bytes(delta.output.samples[0].token_ids)) == ("aé€b", answer)
 
 
 def test_samples_are_told_apart_and_the_last_one_brings_the_output() -> None:

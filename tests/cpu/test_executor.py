@@ -65,6 +65,9 @@ class RecordingWorker:
             raise ValueError(f"launch {plan.step}")
         return Launched(self, plan.step, ready=not self.asynchronous)
 
+    def run(self, plan: StepPlan) -> StepResult:
+        return self.launch(plan).read()
+
 
 both = pytest.mark.parametrize("make", [InlineExecutor, ThreadExecutor])
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pagedcli.text.detokenizer import Detokenizer, WholeDetokenizer
 from pagedcli.text.parts import TokenizerParts
 from pagedcli.text.tokenizer import Tokenizer
 from tests.text_vocabularies import TEXTS, byte_fallback_backend, byte_level
@@ -52,6 +54,38 @@ def test_byte_fallback_deltas_add_up_to_the_whole(interval: int, ids: list[int],
     assert "".join(streamed(tokenizer, ids, interval, skip=skip)) == tokenizer.decode(
         ids, skip_special_tokens=skip
     )
+
+
+def letters(ids: Sequence[int]) -> str:
+    return "".join([chr(ord("a") + token_id % 26) for token_id in ids])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: byte_level_tokenizer().detokenizer(),
+        lambda: byte_level_tokenizer().detokenizer(skip_special_tokens=False, continuing=True),
+        lambda: fallback_tokenizer().detokenizer(),
+        lambda: fallback_tokenizer().detokenizer(skip_special_tokens=False, continuing=True),
+        lambda: WholeDetokenizer(letters, stable=True),
+        lambda: WholeDetokenizer(byte_level("smollm").decode, stable=False),
+    ],
+    ids=["bytes", "bytes-continuing", "pieces", "pieces-continuing", "whole", "whole-unstable"],
+)
+@settings(max_examples=60, deadline=None)
+@given(runs=st.lists(st.lists(st.integers(0, 272), max_size=8), max_size=6))
+def test_many_ids_at_once_give_what_they_give_one_by_one(
+    make: Callable[[], Detokenizer], runs: list[list[int]]
+) -> None:
+    """Characters may be cut anywhere between the runs, and every second run comes id by id."""
+    together, alone = make(), make()
+    for index, run in enumerate(runs):
+        expected = "".join([alone.push(token_id) for token_id in run])
+        if index % 2:
+            assert "".join([together.push(token_id) for token_id in run]) == expected
+        else:
+            assert together.push_all(run) == expected
+    assert together.finish() == alone.finish()
 
 
 BYTE_RUNS = st.text(min_size=1, max_size=6).map(lambda text: [3 + byte for byte in text.encode()])

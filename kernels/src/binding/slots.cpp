@@ -165,8 +165,8 @@ PyObject* step(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     const Batch& batch = lay_out_entries(object, arguments.object(1));
     {
         const Busy busy(parts.runtime);
-        const Stopwatch watch(object.seconds);
         const WithoutGil unlocked;
+        const Stopwatch watch(object.seconds);  // waiting for the interpreter's lock is not the kernels' time
         parts.program.step(batch, [&](const LogitPart& part, std::vector<Call>& calls) {
             object.slots.read_logits(*parts.runtime.table, part, calls);
         });
@@ -206,8 +206,8 @@ PyObject* read(PyObject* self, PyObject* const* values, Py_ssize_t count) {
     logits.contiguous("logits").at_least(object.slots.batch().num_logit_rows * object.vocab_size, "logits");
     {
         const Busy busy(runtime);
-        const Stopwatch watch(object.seconds);
         const WithoutGil unlocked;
+        const Stopwatch watch(object.seconds);  // waiting for the interpreter's lock is not the kernels' time
         std::vector<Call> calls;
         const int64_t rows = object.slots.batch().num_logit_rows;
         object.slots.read_logits(*runtime.table, {logits.data<float>(), object.vocab_size, 0, rows}, calls);
