@@ -205,7 +205,9 @@ def test_gptqmodel_is_told_of_kept_linears_by_dynamic(
 ) -> None:
     kept = ("model.layers.0.mlp.down_proj",)
     write(open_checkpoint(tiny_checkpoint("llama", **SIZES)), tmp_path / "out", target, kept=kept)
-    patterns = list(json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["dynamic"])
+    patterns = list(
+        json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["dynamic"]
+    )
     assert len(patterns) == 1
     assert re.match(patterns[0].removeprefix("-:"), kept[0])  # as it matches them
     assert not re.match(patterns[0].removeprefix("-:"), "model.layers.0.mlp.down_proj2")
