@@ -299,7 +299,7 @@ def _tensor(name: str, made: _Made, rows: slice, group_size: int, kind: GridKind
 
 
 def _squares(values: Tensor) -> float:
-    return float(values.square().sum(dtype=torch.float64))
+    return float(values.square().sum(1).sum(dtype=torch.float64))
 
 
 def _relative(part: float, whole: float) -> float:
