@@ -75,16 +75,18 @@ gpu-check:       ## what means something on a GPU, on --device cuda; uses $(PYTH
 cuda-proof: $(STAMP)  ## the CUDA kernels without a GPU: emulated, sanitized, planted faults, machine code; ARGS="--only bugs" and so on
 	$(BIN)/python tools/cuda_proof.py $(ARGS)
 
-interop: $(STAMP)  ## other packages read what paged writes, each in an environment of its own; writes build/interop.json
-	$(BIN)/python tools/interop/read_ours.py
+interop: $(STAMP)  ## other packages read what paged writes, each in an environment of its own; MODEL=FOLDER: a whole model too; writes docs/data/interop*.json
+	$(BIN)/python tools/interop/read_ours.py $(ARGS)
+	$(if $(MODEL),$(BIN)/python tools/interop/whole_model.py $(MODEL) --work build/interop-whole $(ARGS))
 
-quality: $(STAMP)  ## quantizers of ours and of other packages on the same text, then a whole model in all formats; MODEL=FOLDER CALIBRATION=FILE TEXT=FILE
-	$(BIN)/python tools/interop/quality.py $(MODEL) --calibration $(CALIBRATION) --text $(TEXT) --work build/quality --json docs/data/quantizers.json
-	$(BIN)/python tools/interop/whole_model.py build/quality
+quality: $(STAMP)  ## quantizers of ours and of other packages on the same text; MODEL=FOLDER CALIBRATION=FILE TEXT=FILE [GGUF=NAME=FILE]
+	$(BIN)/python tools/interop/quality.py $(MODEL) --calibration $(CALIBRATION) --text $(TEXT) --work build/quality --json docs/data/quantizers.json \
+		$(if $(GGUF),--gguf $(GGUF))
+	$(BIN)/python tools/interop/whole_model.py $(MODEL) --work build/interop-whole --theirs build/quality --only paged --resume
 	$(BIN)/python tools/interop/speed.py $(MODEL) --calibration $(CALIBRATION) --work build/quality-speed --json docs/data/quantizer-speed.json \
-		--only paged-gptq-sym llm-compressor-gptq-sym auto-gptq-gptq-sym gptqmodel-gptq-sym
-	$(BIN)/python tools/interop/speed.py $(MODEL) --calibration $(CALIBRATION) --work build/quality-speed --json build/quantizer-speed-awq.json \
-		--layers 1 --only paged-awq-asym autoawq-awq-asym llm-compressor-awq-asym gptqmodel-awq-asym
+		--layers 6 --rounds 2 --only paged-gptq-sym llm-compressor-gptq-sym gptqmodel-gptq-sym auto-gptq-gptq-sym
+	$(BIN)/python tools/interop/speed.py $(MODEL) --calibration $(CALIBRATION) --work build/quality-speed --json docs/data/quantizer-speed-awq.json \
+		--layers 2 --rounds 2 --only paged-awq-asym llm-compressor-awq-asym gptqmodel-awq-asym autoawq-awq-asym
 
 bench: $(STAMP)  ## what paging, batching and quantization bring; ARGS="-m MODEL --awq DIR --short" and so on; writes build/compare.*
 	mkdir -p build

@@ -222,8 +222,12 @@ def _floats(data: np.ndarray, dtype: str) -> np.ndarray:
 
 def quantization_config(settings: WriteSettings) -> dict[str, Any]:
     """`quantization_config` of config.json."""
+    if settings.target == "compressed-tensors":
+        return _compressed_config(settings)
+    patterns: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in settings.kept}
+    dynamic = {"dynamic": patterns} if patterns else {}
     if settings.target == "autoawq":
-        return {
+        said: dict[str, Any] = {
             "quant_method": "awq",
             "version": "gemm",
             "checkpoint_format": "gemm",
@@ -232,10 +236,8 @@ def quantization_config(settings: WriteSettings) -> dict[str, Any]:
             "zero_point": True,
             "modules_to_not_convert": list(settings.kept) or None,
         }
-    if settings.target == "compressed-tensors":
-        return _compressed_config(settings)
-    dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in settings.kept}
-    said: dict[str, Any] = {
+        return said | dynamic  # GPTQModel knows `dynamic` alone
+    said = {
         "quant_method": "gptq",
         "checkpoint_format": settings.target,
         "bits": settings.bits,
@@ -248,7 +250,7 @@ def quantization_config(settings: WriteSettings) -> dict[str, Any]:
         "pack_dtype": "int32",
     }
     said |= {} if settings.damp is None else {"damp_percent": settings.damp}
-    return said | ({"dynamic": dynamic} if dynamic else {})
+    return said | dynamic
 
 
 def _compressed_config(settings: WriteSettings) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def factorize(gram: Tensor, damp: float, *, by_activation: bool) -> Factor | Non
     order = torch.arange(gram.shape[0])
     if by_activation:
         order = torch.argsort(diagonal, descending=True, stable=True)
-        hessian = hessian[order][:, order]
+        hessian = hessian[order].index_select(1, order)
     while damp <= _MOST_DAMP:
         upper = _inverse_factor(hessian, damp * mean)
         if upper is None:
@@ -81,7 +81,9 @@ def _inverse_factor(hessian: Tensor, added: float) -> Tensor | None:
         return None
     upper = lower.flip(0, 1)
     inverse = torch.linalg.solve_triangular(upper, torch.eye(upper.shape[0], dtype=upper.dtype), upper=True)
-    return inverse if bool(torch.isfinite(inverse).all()) else None
+    # The sum is quick to look at; finite numbers can only spoil it by overflowing.
+    finite = bool(torch.isfinite(inverse.sum())) or bool(torch.isfinite(inverse).all())
+    return inverse if finite else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +153,16 @@ def _round_strip(
     state: Tensor, codes: Tensor, errors: Tensor, unit: Tensor, grids: _Grids, start: int, end: int
 ) -> None:
     """Features `start` to `end` - 1, one after the other; few operations each, as a feature's weights are short."""
-    steps = []
-    for index in range(start, end):
-        grid, weights = grids.at(index), state[index]
-        taken = grid.steps(weights, grids.kind)
-        steps.append(taken + grid.zeros)
-        error = torch.addcmul(weights, taken, grid.scales, value=-1, out=errors[index - start])
-        if index + 1 < end:
-            state[index + 1 : end].addr_(unit[index, index + 1 : end], error, alpha=-1)
-    codes[start:end] = torch.stack(steps)
+    steps, zeros = torch.empty_like(errors), []
+    rows, following = list(zip(state[start:end], errors, steps, strict=True)), unit[start:end, start:end]
+    for index, (weights, error, taken) in enumerate(rows):
+        grid = grids.at(start + index)
+        grid.steps(weights, grids.kind, out=taken)
+        torch.addcmul(weights, taken, grid.scales, value=-1, out=error)
+        zeros.append(grid.zeros)
+        if start + index + 1 < end:
+            state[start + index + 1 : end].addr_(following[index, index + 1 :], error, alpha=-1)
+    codes[start:end] = steps.add_(grids.kind.middle if grids.kind.symmetric else torch.stack(zeros))
 
 
 class _Grids:

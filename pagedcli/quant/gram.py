@@ -69,7 +69,7 @@ def measure(samples: Sequence[Tensor], workers: Workers) -> InputStatistics:
         # Half of it, tile by tile; the samples are added in their order.
         out = gram[columns, columns.start :]
         for sample in samples:
-            out.addmm_(sample[:, columns].T.contiguous(), sample[:, columns.start :])
+            out.addmm_(sample[:, columns].T, sample[:, columns.start :])
         out.div_(rows)
         tile = gram[columns, columns]
         tile.copy_(tile.triu() + tile.triu(1).T)

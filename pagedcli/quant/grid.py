@@ -71,9 +71,9 @@ class Grid:
         """Weights of codes."""
         return (codes - self.zeros).mul_(self.scales)
 
-    def steps(self, weights: Tensor, kind: GridKind) -> Tensor:
+    def steps(self, weights: Tensor, kind: GridKind, out: Tensor | None = None) -> Tensor:
         """Codes less their zero points, of weights that broadcast with the scales: from -zero to top - zero."""
-        steps = weights.div(self.scales).round_()
+        steps = torch.div(weights, self.scales, out=out).round_()
         if kind.symmetric:
             middle = kind.middle
             return steps.clamp_(-middle, kind.top - middle)
@@ -136,19 +136,19 @@ class _RangeSearch:
     def __init__(self, grouped: Tensor, kind: GridKind, loss: Loss, low: Tensor, high: Tensor) -> None:
         self._grouped, self._kind, self._loss = grouped, kind, loss
         self.low, self.high = low, high
-        self._least = self._of(low, high)
+        self._least = self._of(grid_of_range(low, high, kind))
 
     def draw_in(self, low: Tensor | None, high: Tensor | None) -> None:
         """Try parts of the given ends; an end that is None stays as it is best so far."""
-        fixed_low, fixed_high = self.low, self.high
-        for part in SHRINK[1:]:
-            tried = fixed_low if low is None else low * part, fixed_high if high is None else high * part
-            found = self._of(*tried)
+        lows = [self.low if low is None else low * part for part in SHRINK[1:]]
+        highs = [self.high if high is None else high * part for part in SHRINK[1:]]
+        grids = grid_of_range(torch.stack(lows), torch.stack(highs), self._kind)  # short rows: all in one go
+        for tried_low, tried_high, scales, zeros in zip(lows, highs, grids.scales, grids.zeros, strict=True):
+            found = self._of(Grid(scales, zeros))
             better = found < self._least
             self._least = torch.where(better, found, self._least)
-            self.low = torch.where(better, tried[0], self.low)
-            self.high = torch.where(better, tried[1], self.high)
+            self.low = torch.where(better, tried_low, self.low)
+            self.high = torch.where(better, tried_high, self.high)
 
-    def _of(self, low: Tensor, high: Tensor) -> Tensor:
-        grid = grid_of_range(low, high, self._kind)
+    def _of(self, grid: Grid) -> Tensor:
         return self._loss(grid.nearest(self._grouped, self._kind).sub_(self._grouped))

@@ -274,9 +274,13 @@ def _joined(parts: list[tuple[Tensor, Grid]]) -> tuple[Tensor, Grid]:
 
 def _decoded(made: _Made, group_size: int) -> Tensor:
     """What the layer computes with: the weights of the codes, without the scales that are folded elsewhere."""
-    features = made.codes.shape[1]
-    groups = torch.arange(features) // group_size if made.g_idx is None else made.g_idx.long()
-    weights = (made.codes.float() - made.grid.zeros[:, groups]).mul_(made.grid.scales[:, groups])
+    weights = made.codes.float()
+    if made.g_idx is None:
+        grouped = weights.view(len(weights), -1, group_size)
+        grouped.sub_(made.grid.zeros.unsqueeze(2)).mul_(made.grid.scales.unsqueeze(2))
+    else:
+        groups = made.g_idx.long()
+        weights.sub_(made.grid.zeros[:, groups]).mul_(made.grid.scales[:, groups])
     return weights if made.divisor is None else weights.div_(made.divisor)
 
 
@@ -295,7 +299,7 @@ def _tensor(name: str, made: _Made, rows: slice, group_size: int, kind: GridKind
 
 
 def _squares(values: Tensor) -> float:
-    return float(values.square().sum(dtype=torch.float64))
+    return float(values.square().sum(1).sum(dtype=torch.float64))
 
 
 def _relative(part: float, whole: float) -> float:

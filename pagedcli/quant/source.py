@@ -47,7 +47,9 @@ class Source:
     def rows(self, name: str, indices: list[int]) -> Tensor:
         """Some rows of a table, [len(indices), columns] float32."""
         stored = self.checkpoint.tensor(name)
-        return torch.cat([_float32(stored.rows(index, index + 1)) for index in indices])
+        found = [stored.rows(index, index + 1).data for index in indices]
+        shape = (len(indices), *stored.shape[1:])
+        return _float32(RawTensor(name, stored.dtype, shape, np.concatenate(found)))
 
 
 def check_finite(checkpoint: Checkpoint, names: list[str], progress: Callable[[int], None]) -> str:

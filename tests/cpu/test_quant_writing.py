@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,20 @@ def test_linears_that_are_kept_stay_dense(tiny_checkpoint: MakeModel, tmp_path: 
             )
         text = (tmp_path / target / "config.json").read_text()
         assert all(name in text.replace("\\\\", "").replace("\\", "") for name in kept)
+
+
+@pytest.mark.parametrize("target", ["gptq", "autoawq"])
+def test_gptqmodel_is_told_of_kept_linears_by_dynamic(
+    target: Target, tiny_checkpoint: MakeModel, tmp_path: Path
+) -> None:
+    kept = ("model.layers.0.mlp.down_proj",)
+    write(open_checkpoint(tiny_checkpoint("llama", **SIZES)), tmp_path / "out", target, kept=kept)
+    patterns = list(
+        json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["dynamic"]
+    )
+    assert len(patterns) == 1
+    assert re.match(patterns[0].removeprefix("-:"), kept[0])  # as it matches them
+    assert not re.match(patterns[0].removeprefix("-:"), "model.layers.0.mlp.down_proj2")
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -12,13 +12,23 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# transformers reads quantized formats by other packages, which are in their environment.
-_SHARED = {"transformers": "gptqmodel", "compressed-tensors": "llm-compressor"}
 
 
-def python_of(package: str) -> str:
-    """The Python of a package's environment, which is made if it is not there."""
-    name = _SHARED.get(package, package)
+def environment_of(package: str, method: str) -> str:
+    """Name of the environment that a package is in; transformers reads each format by another package.
+
+    Args:
+        package: Of peer.py or their_quantizers.py.
+        method: `quant_method` of what is to be read, "" for what quantizes.
+    """
+    if package == "compressed-tensors" or (package, method) == ("transformers", "compressed-tensors"):
+        return "llm-compressor"
+    return "gptqmodel" if package == "transformers" else package
+
+
+def python_of(package: str, method: str = "") -> str:
+    """The Python of a package's environment (`environment_of`), which is made if it is not there."""
+    name = environment_of(package, method)
     given = os.environ.get(f"PAGED_INTEROP_PYTHON_{name.upper().replace('-', '_')}")
     if given:
         return given

@@ -1,10 +1,11 @@
-"""One cell of the interop table: a package reads a folder in its own environment, and what it made of it is judged."""
+"""The interop table: a package reads a folder in its own environment, and what it made of it is judged and kept."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,9 @@ def try_package(
         meant: The weights that the folder means, by name.
         timeout_s: For the package.
     """
-    command = [
-        python_of(package),
-        str(ROOT / "tools" / "interop" / "peer.py"),
-        package,
-        str(folder),
-        str(out),
-    ]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    python = python_of(package, config.pop("quantization_config")["quant_method"])
+    command = [python, str(ROOT / "tools" / "interop" / "peer.py"), package, str(folder), str(out)]
     run = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, env=their_environment(1), check=False
     )
@@ -45,8 +42,6 @@ def try_package(
         lines = [line for line in said if "Error" in line or "error" in line]
         return package, "refused: " + (lines[-1].strip()[:160] if lines else f"exit code {run.returncode}")
     found = dict(np.load(out))
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config.pop("quantization_config")
     return str(found.pop("version")), judge(found, config, meant)
 
 
@@ -61,8 +56,50 @@ def judge(found: dict[str, np.ndarray], config: dict[str, Any], meant: dict[str,
     logits = reference_logits(config, meant)
     if "logits" in found:
         worst = float(np.abs(found["logits"] - logits).max() / np.abs(logits).max())
-        return f"close ({worst:.1e})" if worst < 2e-2 else f"WRONG ({worst:.1e})"
+        # Engines that compute in bfloat16 are off by up to 2%; a wrong code or zero point by tens.
+        return f"close ({worst:.1e})" if worst < 4e-2 else f"WRONG ({worst:.1e})"
     shifted = logits - logits.max(axis=1, keepdims=True)
     logprobs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     worst = float(np.abs(found["logprobs"] - logprobs[np.arange(len(IDS) - 1), IDS[1:]]).max())
     return f"close ({worst:.1e} nats)" if worst < 0.1 else f"WRONG ({worst:.1e} nats)"
+
+
+class Cells:
+    """The table in its file, written as each cell is known.
+
+    Args:
+        file: JSON, a list of {"reader", "read", "outcome"}.
+        resume: Cells that it has are not tried again.
+    """
+
+    def __init__(self, file: Path, resume: bool) -> None:
+        self._file = file
+        kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+        self._outcomes: dict[tuple[str, str], dict[str, str]] = {(c["reader"], c["read"]): c for c in kept}
+        self._known = set(self._outcomes) if resume else set()
+
+    def fill(self, reader: str, read: str, attempt: Callable[[], tuple[str, str]]) -> None:
+        """Try a cell, unless it is to be kept; print and keep its outcome.
+
+        Args:
+            reader: A package.
+            read: What it reads.
+            attempt: (version, outcome).
+        """
+        if (reader, read) not in self._known:
+            version, outcome = attempt()
+            self._outcomes[reader, read] = {
+                "reader": reader,
+                "read": read,
+                "version": version,
+                "outcome": outcome,
+            }
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            found = [self._outcomes[cell] for cell in sorted(self._outcomes)]
+            self._file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        cell = self._outcomes[reader, read]
+        print(f"{cell['version']:28} {read:44} {cell['outcome']}", flush=True)
+
+    def wrong(self) -> bool:
+        """Whether any cell is."""
+        return any("WRONG" in cell["outcome"] for cell in self._outcomes.values())

@@ -109,7 +109,7 @@ def run_llm_compressor(task: Task, method: str) -> Clock:
 
 
 def run_auto_round(task: Task, method: str) -> Clock:
-    """AutoRound with its settings for little calibration; it writes GPTQ's format."""
+    """AutoRound, `iters` steps of `batch_size` samples for each layer; it writes GPTQ's format."""
     import torch
     from auto_round import AutoRound
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -27,10 +27,11 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "kernels")]
 
 from oracle import Oracle  # noqa: E402
+from sizes import bits_per_weight  # noqa: E402
 from their_quantizers import RUNS, run_quantizer  # noqa: E402
 
 from pagedcli import __version__  # noqa: E402
-from pagedcli.checkpoint import Checkpoint, open_checkpoint, resolve_model  # noqa: E402
+from pagedcli.checkpoint import open_checkpoint, resolve_model  # noqa: E402
 from pagedcli.checkpoint.quant_writer import Target  # noqa: E402
 from pagedcli.quant.calibration import calibration_from_file  # noqa: E402
 from pagedcli.quant.options import QuantizeOptions  # noqa: E402
@@ -51,7 +52,10 @@ ORIGINAL = "original"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; seconds are those of quantizing, on a machine that may have done other things too."""
+    """One line of the table; seconds are those of quantizing, on a machine that may have done other things too.
+
+    Bits are those of the decoder's linears (`sizes.bits_per_weight`).
+    """
 
     name: str
     version: str
@@ -111,8 +115,7 @@ class Bench:
             found = quantize_layers(self.checkpoint, plan, samples, Path(work), threads=threads)
             write_checkpoint(folder, self.checkpoint, plan, target_of(options), found)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
-        self._put(open_checkpoint(folder))
-        return self._row(name, f"paged {__version__}", seed, seconds, cpu_seconds)
+        return self._row(name, f"paged {__version__}", seed, folder, seconds, cpu_seconds)
 
     def theirs(self, name: str, seed: int) -> Row:
         """Quantize by another package, read that, and measure."""
@@ -122,29 +125,28 @@ class Bench:
         )
         seconds = said.get("seconds", said["process_seconds"])
         cpu_seconds = said.get("cpu_seconds", said["process_cpu_seconds"])
-        self._put(open_checkpoint(folder))
-        return self._row(name, said.get("version", ""), seed, seconds, cpu_seconds)
+        return self._row(name, said.get("version", ""), seed, folder, seconds, cpu_seconds)
 
     def file(self, name: str, path: Path) -> Row:
         """A file that is there already, such as llama.cpp's."""
-        checkpoint = open_checkpoint(path)
-        self._put(checkpoint)
-        weights = sum(_elements(checkpoint, tensor) for tensor in checkpoint.names())
-        row = self._row(name, path.name, None, None, None)
-        return Row(**{**asdict(row), "bits_per_weight": round(8 * path.stat().st_size / weights, 3)})
-
-    def _put(self, checkpoint: Checkpoint) -> None:
-        oracle = self.oracle()
-        oracle.load(self.checkpoint)
-        oracle.load(checkpoint)
+        return self._row(name, path.name, None, path, None, None)
 
     def _row(
-        self, name: str, version: str, seed: int | None, seconds: float | None, cpu: float | None
+        self,
+        name: str,
+        version: str,
+        seed: int | None,
+        path: Path,
+        seconds: float | None,
+        cpu: float | None,
     ) -> Row:
-        perplexity, divergence = self.oracle().measure()
-        return Row(
-            name, version, seed, round(perplexity, 4), round(divergence, 5), _tenth(seconds), _tenth(cpu)
-        )
+        oracle = self.oracle()
+        oracle.load(self.checkpoint)
+        oracle.load(open_checkpoint(path))
+        perplexity, divergence = oracle.measure()
+        bits = round(bits_per_weight(path), 3)
+        found = round(perplexity, 4), round(divergence, 5)
+        return Row(name, version, seed, *found, _tenth(seconds), _tenth(cpu), bits)
 
 
 def target_of(options: QuantizeOptions) -> Target:
@@ -156,13 +158,6 @@ def target_of(options: QuantizeOptions) -> Target:
 
 def _tenth(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
-
-
-def _elements(checkpoint: Checkpoint, name: str) -> int:
-    count = 1
-    for size in checkpoint.tensor(name).shape:
-        count *= size
-    return count
 
 
 def _kept(work: Path, name: str, seed: int | None) -> Path:
@@ -228,15 +223,13 @@ def main() -> None:
     arguments = parse()
     torch.set_num_threads(arguments.threads)
     found = []
-    print("| weights | seed | perplexity | KL | s | CPU s |\n|---|---|---|---|---|---|")
+    print("| weights | seed | perplexity | KL | bits | s | CPU s |\n|---|---|---|---|---|---|---|")
     for row in rows(Bench(arguments)):
         found.append(asdict(row))
-        seed, seconds, cpu = (
-            "" if value is None else value for value in (row.seed, row.seconds, row.cpu_seconds)
-        )
-        print(
-            f"| {row.name} | {seed} | {row.perplexity:.3f} | {row.kl:.4f} | {seconds} | {cpu} |", flush=True
-        )
+        rest = (row.bits_per_weight, row.seconds, row.cpu_seconds)
+        seed, *shown = ("" if value is None else value for value in (row.seed, *rest))
+        cells = (row.name, seed, f"{row.perplexity:.3f}", f"{row.kl:.4f}", *shown)
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
     if arguments.json:
         told = ("samples", "seq_len", "group_size", "tokens", "window", "threads", "seeds")
         settings = {key: getattr(arguments, key) for key in told}

@@ -1,6 +1,6 @@
 """`make interop`: what paged writes, read by the packages whose formats they are, each in an environment of its own.
 
-    python tools/interop/read_ours.py [--only NAME ...] [--json FILE]
+    python tools/interop/read_ours.py [--only NAME ...] [--resume] [--json FILE]
 
 A small random model is written in every format and option; each package reads what it should be able to read, and what
 it makes of it is compared with the weights that the codes mean. whole_model.py does the same with a whole model.
@@ -9,10 +9,10 @@ it makes of it is compared with the weights that the codes mean. whole_model.py 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "kernels")]
 
-from judging import try_package  # noqa: E402
+from judging import Cells, try_package  # noqa: E402
 
 from pagedcli.checkpoint.quant_tensor import QuantTensor  # noqa: E402
 from pagedcli.checkpoint.quant_writer import Target, WriteSettings, write_quantized  # noqa: E402
@@ -137,18 +137,15 @@ def main() -> int:
     """Try all cells; exit code 1 if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="*", choices=list(READS), default=list(READS))
-    parser.add_argument("--json", type=Path, default=ROOT / "build" / "interop.json")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "data" / "interop.json")
+    parser.add_argument("--resume", action="store_true", help="keep the cells that the file has")
     options = parser.parse_args()
-    cells = []
+    cells = Cells(options.json, options.resume)
     with tempfile.TemporaryDirectory() as work:
         for package in options.only:
             for variant in READS[package]:
-                version, outcome = try_one(package, variant, Path(work))
-                print(f"{version:28} {variant.name:44} {outcome}", flush=True)
-                cells.append({"package": version, "variant": variant.name, "outcome": outcome})
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(cells, indent=1) + "\n")
-    return int(any("WRONG" in cell["outcome"] for cell in cells))
+                cells.fill(package, variant.name, partial(try_one, package, variant, Path(work)))
+    return int(cells.wrong())
 
 
 if __name__ == "__main__":
