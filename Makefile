@@ -102,9 +102,10 @@ bench-cpu: $(STAMP)  ## the CPU engine beside the machine's limits and, where in
 	mkdir -p build
 	$(BIN)/python -m pagedcli.bench.cpu --peers ../shared/peers --json build/bench-cpu.json --roofline build/roofline.svg
 
-bench-quant: $(STAMP)  ## a quantized model beside its original and the bytes it reads; ORIGINAL=FOLDER QUANTIZED=FOLDER; writes build/bench-quant.json
+bench-quant: $(STAMP)  ## a quantized model beside its original and the bytes it reads; ORIGINAL=FOLDER QUANTIZED=FOLDER [OPENVINO=FOLDER]; four minutes; writes build/bench-quant.json
 	mkdir -p build
-	$(BIN)/python -m pagedcli.bench.quantized $(ORIGINAL) $(QUANTIZED) --json build/bench-quant.json
+	$(BIN)/python -m pagedcli.bench.quantized $(ORIGINAL) $(QUANTIZED) --peers ../shared/peers \
+	  $(if $(OPENVINO),--openvino $(OPENVINO)) --json build/bench-quant.json
 
 bench-serve: $(STAMP)  ## what HTTP costs, and latencies at fixed rates; PEERS='--peer "NAME=COMMAND --port {port}"' adds servers; writes build/bench-serve.json
 	mkdir -p build

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import IO, Any
 
 MOST_RUNS = 3
-"""Of one workload by a peer, as long as they fit into a quarter of its time."""
+"""Of one workload by a peer, unless others are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How to run one engine on SmolLM2 in bfloat16.
+    """How to run one engine on SmolLM2, in bfloat16 unless its label says otherwise.
 
     Attributes:
         name: For the table.
@@ -38,6 +38,7 @@ class Peer:
         model: Below MODELS.
         options: Further arguments.
         needs: Environment variable that must name a file or folder, or "".
+        label: Of its weights.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Peer:
     model: str
     options: tuple[str, ...]
     needs: str = ""
+    label: str = "bf16"
 
 
 PEERS = (
@@ -64,10 +66,11 @@ def installed_peers(folder: Path | None) -> tuple[Peer, ...]:
     """Those that can be run here."""
     if folder is None:
         return ()
-    return tuple(peer for peer in PEERS if (folder / peer.script).is_file() and _is_there(peer))
+    return tuple(peer for peer in PEERS if (folder / peer.script).is_file() and is_installed(peer))
 
 
-def _is_there(peer: Peer) -> bool:
+def is_installed(peer: Peer) -> bool:
+    """Whether its environment and its model are there; its script may not be."""
     needs = ("MODELS", *(("VENVS",) if peer.python else ()), *((peer.needs,) if peer.needs else ()))
     if not all(os.environ.get(name) for name in needs):
         return False
@@ -85,10 +88,12 @@ class PeerBudget:
     Attributes:
         load_s: To load, once a process.
         workload_s: For a workload: its warm-up and its runs.
+        runs: Of a workload at most, as long as they fit into a quarter of its time.
     """
 
     load_s: float = 300.0
     workload_s: float = 120.0
+    runs: int = MOST_RUNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +170,8 @@ def _run_process(
 
 def _command(peer: Peer, workloads: Mapping[str, str], threads: int, budget: PeerBudget) -> Sequence[str]:
     return (
-        _python(peer), peer.script, "--model", str(Path(os.environ["MODELS"]) / peer.model), "--label", "bf16",
-        "--workload", ",".join(workloads), "--runs", str(MOST_RUNS), "--budget", f"{budget.workload_s / 4:g}",
+        _python(peer), peer.script, "--model", str(Path(os.environ["MODELS"]) / peer.model), "--label", peer.label,
+        "--workload", ",".join(workloads), "--runs", str(budget.runs), "--budget", f"{budget.workload_s / 4:g}",
         "--threads", str(threads), *peer.options,
     )  # fmt: skip
 

@@ -1,0 +1,117 @@
+"""`make bench-quant`: whose turn it is, when its time is up, and what becomes of the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pagedcli.bench import quantized
+from pagedcli.bench.cpu_engine import CpuBench
+from pagedcli.bench.cpu_workloads import CpuWorkload, cpu_workloads
+from pagedcli.bench.peers import PeerResult
+from pagedcli.bench.work import ModelSizes
+from pagedcli.errors import ConfigError
+from pagedcli.models.spec import ModelSpec
+
+NAMES = ("whole", "codes")
+SPEC = {
+    "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
+    "rope_theta": 1e4,
+}  # fmt: skip
+
+
+class Fake:
+    """A bench whose runs take as long as they are told to."""
+
+    def __init__(self, name: str, seconds: float, clock: list[float], log: list[str], weights: int) -> None:
+        self.name, self.seconds, self.clock, self.log = name, seconds, clock, log
+        self.backend = SimpleNamespace(weight_bytes=weights)
+        self.choice = SimpleNamespace(activation="int8" if name == "codes" else "")
+        self.sizes = ModelSizes.of(ModelSpec.from_config(SPEC), "bfloat16")
+
+    @contextmanager
+    def open(self) -> Iterator[Fake]:
+        yield self
+
+    def run(self, requests: tuple[Any, ...]) -> Any:
+        if all(request.max_tokens <= 4 for request in requests):
+            return None  # warming up, or a prefill
+        self.clock[0] += self.seconds
+        self.log.append(self.name)
+        return SimpleNamespace(seconds=self.seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(quantized.time, "monotonic", lambda: now[0])
+    return now
+
+
+def decode() -> list[CpuWorkload]:
+    return [workload for workload in cpu_workloads(None) if workload.name == "decode"]
+
+
+def fakes(clock: list[float], log: list[str]) -> list[CpuBench]:
+    pair = (Fake("whole", 4.0, clock, log, 1000), Fake("codes", 2.0, clock, log, 300))
+    return cast(list[CpuBench], list(pair))
+
+
+def test_models_take_turns_and_no_round_begins_that_time_does_not_hold(clock: list[float]) -> None:
+    log: list[str] = []
+    said: list[str] = []
+
+    def peer(workloads: Mapping[str, str]) -> Mapping[str, PeerResult]:
+        assert workloads == {"decode": "output"}
+        log.append("peer")
+        clock[0] += 4.0
+        return {"decode": PeerResult(tokens_per_s=16.0, version="9")}
+
+    turns = quantized.measure_in_turns(
+        fakes(clock, log), NAMES, decode(), repeats=9, seconds=25.0, say=said.append, peer=peer
+    )
+    assert log == ["whole", "codes", "peer", "codes", "whole", "peer"]
+    assert turns.ours == [[[32.0, 32.0]], [[64.0, 64.0]]]
+    assert [line for line in said if "OpenVINO" in line] == [
+        "round 1: one stream, decode (prompt 32, 128 new): OpenVINO 16.0 tokens/s",
+        "round 2: one stream, decode (prompt 32, 128 new): OpenVINO 16.0 tokens/s",
+    ]
+    assert said[-1] == "2 rounds in 20 s: another would take longer than 25 s"
+
+
+def test_the_first_round_is_run_however_long_it_takes(clock: list[float]) -> None:
+    log: list[str] = []
+    benches = fakes(clock, log)
+    quantized.measure_in_turns(benches, NAMES, decode(), repeats=2, seconds=0, say=lambda _: None)
+    assert log == ["whole", "codes"]
+
+
+def test_rows_hold_ratios_of_rounds_and_the_limit_of_bytes() -> None:
+    benches = fakes([0.0], [])
+    failed, reached = PeerResult(error="no memory"), PeerResult(tokens_per_s=90.0, version="9")
+    turns = quantized.Turns(
+        [[[10.0, 20.0, 30.0]], [[20.0, 60.0, 60.0]]], [{"decode": failed}, {"decode": reached}]
+    )
+    whole, codes, other = quantized.rows(benches, NAMES, decode(), turns, 1e6)
+    assert (whole.ratio, codes.ratio, other.ratio) == (1.0, 2.0, 4.5)
+    assert (codes.tokens_per_s, other.model, other.runs) == (60.0, "OpenVINO 9", [90.0])
+    assert (codes.activation, whole.activation) == ("int8", "")
+    assert codes.limit_bytes is not None
+    assert whole.limit_bytes is not None
+    assert whole.limit_bytes - codes.limit_bytes == 128 * 700
+    assert codes.limit_tokens_per_s == pytest.approx(128 * 1e6 / codes.limit_bytes)
+    assert other.limit_bytes is None
+    assert quantized.table([whole, codes, other]).row_count == 3
+
+
+def test_openvino_that_is_not_there_is_said(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENVS", str(tmp_path))
+    monkeypatch.setenv("MODELS", str(tmp_path))
+    (tmp_path / "peer_openvino.py").touch()
+    with pytest.raises(ConfigError, match="OpenVINO cannot be run"):
+        quantized.openvino(tmp_path, tmp_path, 2, 10.0)
