@@ -1,0 +1,254 @@
+// The sampler: a block of threads for each row of logits, by the rules and random numbers of the CPU's sampler.
+//
+// Nothing sorts the vocabulary. Gumbel-max is a race: token i arrives at E_i / exp(scaled_i) with E_i = -log1p(-v_i),
+// and the first to arrive is the one of the greatest scaled_i - log(E_i). A pass in float finds who may be first, and
+// double decides among those. With few candidates (top_k) they are listed and sorted. With top_p or min_p alone, the
+// winner of the whole race is taken if the filters keep it: they keep a front of the ranking, so that one sum over what
+// is ranked before it tells; if not, all ranked behind it are out too, and the race is run again among the rest.
+#include "sampling.h"
+
+#include "logit_row.cuh"
+#include "penalties.cuh"
+#include "random.cuh"
+
+namespace paged {
+
+constexpr int kMaxVocabulary = 300'000;
+constexpr int64_t kNotFinite = 1, kNothingLeft = 2;
+
+// Times within this factor of the first are compared in double.
+constexpr float kEdge = 1.002f;
+// The latest winner has a scaled logit over -26.02: E is from 2^-33 to 22.9. In units of log 2.
+constexpr float kHopeless = -37.7f;
+// Sums of weights in float are this exact, and more.
+constexpr float kSumError = 1e-5f;
+
+struct Choice {
+    const PagedSampleRow& wanted;
+    const LogitRow& row;
+    NoiseKey key;
+
+    PAGED_DEVICE Choice(const PagedSampleRow& sample, const LogitRow& of)
+        : wanted(sample),
+          row(of),
+          key{
+              static_cast<uint32_t>(sample.seed), static_cast<uint32_t>(sample.seed >> 32),
+              static_cast<uint32_t>(sample.position), static_cast<uint32_t>(sample.sample_index)
+          } {}
+
+    // ---- the race
+
+    // runner(id, logit, its bits, its scaled logit in units of log 2) of all that may win and that the front holds.
+    template <class F>
+    PAGED_DEVICE void each_runner(const Front& front, F runner) const {
+        row.each_quad(
+            [&](int first, const float(&x)[4], unsigned plain) {
+                float powers[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    powers[i] = row.powers(x[i]);
+                    if (!(powers[i] >= kHopeless) || !front.holds(row, first + i, x[i])) {
+                        plain &= ~(1u << i);
+                    }
+                }
+                if (!plain) {
+                    return;
+                }
+                const uint4 words = philox(key, static_cast<uint32_t>(first) >> 2);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    if (plain >> i & 1) {
+                        runner(first + i, static_cast<double>(x[i]), word_of(words, i), powers[i]);
+                    }
+                }
+            },
+            [&](int id, double logit) {
+                const float powers = row.powers(logit);
+                if (powers >= kHopeless && front.holds(row, id, logit)) {
+                    runner(id, logit, word_of(philox(key, static_cast<uint32_t>(id) >> 2), id), powers);
+                }
+            }
+        );
+    }
+
+    PAGED_DEVICE Scored score_of(int id, double logit, uint32_t bits) const {
+        return {row.scaled(logit) + noise_of(bits), logit, id};
+    }
+
+    PAGED_DEVICE Scored winner_of(const Front& front) const {
+        float first = INFINITY, second = INFINITY;
+        int first_id = INT_MAX;
+        double first_logit = 0.0;
+        uint32_t first_bits = 0;
+        each_runner(front, [&](int id, double logit, uint32_t bits, float powers) {
+            const float slowness = exp2f(-powers);
+            if (uniform_below(bits) * slowness > second) {
+                return;
+            }
+            const float time = exponential(bits) * slowness;
+            if (time < first) {
+                second = first;
+                first = time;
+                first_id = id, first_logit = logit, first_bits = bits;
+            } else {
+                second = fminf(second, time);
+            }
+        });
+        const float edge = block_least(first) * kEdge;
+        Scored best = Scored::none();
+        if (__syncthreads_or(second <= edge)) {
+            each_runner(front, [&](int id, double logit, uint32_t bits, float powers) {
+                if (exponential(bits) * exp2f(-powers) <= edge) {
+                    best.offer(score_of(id, logit, bits));
+                }
+            });
+        } else if (first <= edge) {
+            best = score_of(first_id, first_logit, first_bits);
+        }
+        return block_best(best);
+    }
+
+    // ---- filters
+
+    // Whether what is ranked before a token weighs less than top_p of the candidates.
+    PAGED_DEVICE bool is_within_top_p(const Front& candidates, const Front& before) const {
+        Sum all, ahead;
+        row.each([&](int id, auto logit) {
+            const float weight = exp2f(row.powers(logit));
+            all.add(candidates.holds(row, id, logit) ? weight : 0.0f);
+            ahead.add(before.holds(row, id, logit) ? weight : 0.0f);
+        });
+        const float least = block_sum(all.sum) * static_cast<float>(wanted.top_p), weight = block_sum(ahead.sum);
+        if (weight == 0.0f) {
+            return true;  // the first of the ranking
+        }
+        if (fabsf(weight - least) > kSumError * (weight + least)) {
+            return weight < least;
+        }
+        return is_within_top_p_exactly(candidates, before);
+    }
+    PAGED_DEVICE bool is_within_top_p_exactly(const Front& candidates, const Front& before) const {
+        double all = 0.0, ahead = 0.0;
+        row.each([&](int id, auto logit) {
+            const double weight = exp(row.scaled(static_cast<double>(logit)));
+            all += candidates.holds(row, id, logit) ? weight : 0.0;
+            ahead += before.holds(row, id, logit) ? weight : 0.0;
+        });
+        const double least = __dmul_rn(wanted.top_p, block_sum(all)), weight = block_sum(ahead);
+        return weight < least;
+    }
+
+    PAGED_DEVICE int from_race(const Front& candidates) const {
+        Front front = candidates;
+        for (;;) {
+            const Scored winner = winner_of(front);
+            front = Front::before(row, winner.value, winner.id);
+            const bool is_kept = !(exp(row.scaled(winner.value)) < wanted.min_p) &&
+                                 (wanted.top_p == 1.0 || is_within_top_p(candidates, front));
+            if (is_kept) {
+                return winner.id;
+            }
+        }
+    }
+
+    // ---- few candidates, at most a thread for each
+
+    // Whether the weights before this thread's sum to less than top_p of all; sums by doubling shifts as in the reference.
+    PAGED_DEVICE bool is_under_top_p(double weight, int count) const {
+        PAGED_SHARED(double, sums, kRowThreads);
+        const int at = threadIdx.x;
+        sums[at] = weight;
+        for (int shift = 1; shift < count; shift *= 2) {
+            __syncthreads();
+            const double sum = at >= shift ? sums[at] + sums[at - shift] : sums[at];
+            __syncthreads();
+            sums[at] = sum;
+        }
+        __syncthreads();
+        const double before = at > 0 ? sums[at - 1] : 0.0;
+        return before < __dmul_rn(wanted.top_p, sums[count - 1]);
+    }
+
+    PAGED_DEVICE int from_list(const List& list, int count) const {
+        list.sort();
+        const int at = threadIdx.x;
+        const bool is_candidate = at < count && list.values[at] > -INFINITY;
+        const double weight = is_candidate ? exp(list.values[at]) : 0.0;
+        bool is_kept = is_candidate && weight >= wanted.min_p;
+        if (wanted.top_p != 1.0) {
+            is_kept &= is_under_top_p(weight, count);
+        }
+        Scored best = Scored::none();
+        if (is_kept) {
+            const int id = list.ids[at];
+            best = {list.values[at] + noise_of(word_of(philox(key, static_cast<uint32_t>(id) >> 2), id)), 0.0, id};
+        }
+        return block_best(best).id;
+    }
+
+    // `mine`: the greatest logit of this thread's tokens.
+    PAGED_DEVICE int token(const List& list, double mine) const {
+        if (wanted.top_k <= 0 || wanted.top_k >= row.size) {
+            return from_race(Front::all());
+        }
+        const int count = static_cast<int>(wanted.top_k);
+        if (count <= kRowThreads) {
+            // Logits so near each other that their scaled logits are equal are ranked by id: take in the neighbours.
+            const float reached = reached_by(count, mine);
+            const float least = reached - (static_cast<float>(row.best) - reached) * 0x1p-21f;
+            if (list.gather(row, least, [&](double logit) { return row.scaled(logit); })) {
+                return from_list(list, count);
+            }
+        }
+        return from_race(front_of(row, count));
+    }
+};
+
+__global__ void __launch_bounds__(kRowThreads) sample_kernel(PagedSample a) {
+    PAGED_DYNAMIC_SHARED(uint32_t, shared);
+    PAGED_SHARED(double, values, kListed);
+    PAGED_SHARED(int, ids, kListed);
+    PAGED_SHARED(int, count, 1);
+    const PagedSampleRow& wanted = a.rows[blockIdx.x];
+    LogitRow row = LogitRow::of(a.logits + wanted.logit_row * a.stride, a.vocab_size);
+    if (changes_logits(wanted)) {
+        const Penalties penalties(wanted, row.logits, row.size, shared);
+        row.num_changed = penalties.apply();
+        row.skip = penalties.bits;
+        row.changed = penalties.room;
+    }
+    const Greatest greatest = greatest_of(row);
+    int64_t fault = 0;
+    int token = greatest.top.id;
+    if (!greatest.is_finite || greatest.top.value == -INFINITY) {
+        fault = greatest.is_finite ? kNothingLeft : kNotFinite;
+        token = 0;
+    } else if (wanted.temperature > 0.0) {
+        row.scale_by(greatest.top.value, wanted.temperature);
+        token = Choice(wanted, row).token({values, ids, count}, greatest.mine);
+    }
+    if (threadIdx.x == 0) {
+        a.tokens[blockIdx.x] = token;
+        a.faults[blockIdx.x] = fault;
+    }
+}
+
+}  // namespace paged
+
+#define PAGED_EXPORT extern "C" __attribute__((visibility("default")))
+
+PAGED_EXPORT int paged_cuda_sample_room(void) { return sizeof(paged::Changed); }
+PAGED_EXPORT int paged_cuda_sample_max_vocabulary(void) { return paged::kMaxVocabulary; }
+
+PAGED_EXPORT int paged_cuda_sample(const PagedSample* a, void* stream) {
+    if (a->vocab_size < 1 || a->vocab_size > paged::kMaxVocabulary) {
+        return -1;
+    }
+    if (a->num_rows == 0) {
+        return 0;
+    }
+    return paged::launch(
+        paged::sample_kernel, dim3(a->num_rows), dim3(paged::kRowThreads),
+        paged::Penalties::shared_bytes(a->vocab_size), stream, *a
+    );
+}
