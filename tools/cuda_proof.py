@@ -208,7 +208,7 @@ BUGS = (
         "sums that float decides",
         "sampling.cu",
         "constexpr float kSumError = 1e-5f;",
-        "constexpr float kSumError = 0.0f;",
+        "constexpr float kSumError = -1.0f;",
         "sample-sums",
     ),
     Bug(
@@ -228,8 +228,8 @@ BUGS = (
     Bug(
         "a tie that is not cut",
         "logit_row.cuh",
-        "exact == scaled && other < id",
-        "exact == scaled && other <= id",
+        "if (held() > k) {",
+        "if (held() > row.size) {",
         "sample-candidates",
     ),
     Bug(
@@ -253,7 +253,7 @@ BUGS = (
         "block.cuh",
         "    __syncthreads();\n    T all = of_warp[0];",
         "    T all = of_warp[0];",
-        "sample-race",
+        "sample-changes",
     ),
     Bug(
         "a bit's rank one too far",
@@ -294,7 +294,7 @@ BUGS = (
     ),
     Bug(
         "a rank that counts the token itself",
-        "logprobs.cu",
+        "sampling.cu",
         "logit == chosen && id < token",
         "logit == chosen && id <= token",
         "logprobs",

@@ -132,6 +132,14 @@ inline bool race() {
             level[token] = static_cast<float>(-noise(row, token));
         rows.add(row, level);
     }
+    // Two in the race, of one thread.
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        row = plain_row(1.0, seed);
+        std::vector<float> level(701);
+        for (uint32_t token = 0; token < 701; token++)
+            level[token] = static_cast<float>((token / 2 == 2 ? 0.0 : -12.0) - noise(row, token));
+        rows.add(row, level);
+    }
     return rows.are_right();
 }
 
@@ -164,6 +172,12 @@ inline bool candidates() {
         rows.add(row, rows.normal(0.3));
     }
     row.top_k = 3;
+    std::vector<float> level(1303, -1.0f);
+    std::fill(level.begin() + 100, level.begin() + 200, 1.5f);
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        row.seed = seed;
+        rows.add(row, level);
+    }
     row.top_p = 1.0;
     rows.add(row, std::vector<float>(1303, 1.5f));
     std::vector<float> whole = rows.normal(1.0);
@@ -183,14 +197,14 @@ inline bool changes() {
     constexpr int kSize = 600;
     Rows rows{kSize};
     Buffer<int32_t> tokens(9);
-    const int32_t known[9] = {3, 3, 7, 599, 3, 40, 11, 40, 40};
+    const int32_t known[9] = {3, 3, 12, 599, 3, 40, 11, 40, 40};
     std::copy(known, known + 9, tokens.get());
     Buffer<int64_t> forbidden(200), early(2), bias_ids(3), heads(4), last(2);
     Buffer<double> bias(3);
     for (int i = 0; i < 200; i++)
         forbidden[static_cast<size_t>(i)] = 3 * i + 1;
-    early[0] = 8, early[1] = 9, bias_ids[0] = 7, bias_ids[1] = 20, bias_ids[2] = 601;
-    bias[0] = 1.5, bias[1] = 3.0, bias[2] = 50.0;
+    early[0] = 8, early[1] = 9, bias_ids[0] = 12, bias_ids[1] = 20, bias_ids[2] = 601;
+    bias[0] = 4.8, bias[1] = 3.0, bias[2] = 50.0;
     heads[0] = -1, heads[1] = 40, heads[2] = 11, heads[3] = 39, last[0] = 21, last[1] = 23;
     constexpr size_t kRoom = 9 + 3;
     std::vector<Buffer<double>> rooms;
@@ -200,7 +214,7 @@ inline bool changes() {
         row.presence_penalty = 0.4;
         row.frequency_penalty = 0.7;
         row.tokens = tokens.get();
-        row.num_prompt = 2;
+        row.num_prompt = 3;
         row.min_tokens = 8;
         row.forbidden = forbidden.get(), row.num_forbidden = 200;
         row.early = early.get(), row.num_early = 2;
@@ -209,18 +223,18 @@ inline bool changes() {
         rooms.emplace_back(kRoom * static_cast<size_t>(paged_cuda_sample_room()) / sizeof(double));
         row.room = rooms.back().get();
         std::vector<float> logits = rows.normal(1.0);
-        for (int token : {1, 3, 7, 8, 20, 21, 23, 40, 599})
+        for (int token : {1, 3, 8, 12, 20, 21, 23, 40, 599})
             logits[static_cast<size_t>(token)] = token % 2 ? 4.0f : 5.5f;
         rows.add(row, logits);
         std::vector<double>& changed = rows.changed.back();
-        for (int token : {3, 7, 599, 40, 11}) {
+        for (int token : {3, 12, 599, 40, 11}) {
             double& logit = changed[static_cast<size_t>(token)];
             logit = logit > 0.0 ? logit / 1.3 : logit * 1.3;
-            const auto times = std::count(known + 2, known + 9, token);
+            const auto times = std::count(known + 3, known + 9, token);
             logit -= static_cast<double>(times) * 0.7;
             logit -= times ? 0.4 : 0.0;
         }
-        changed[7] += 1.5;
+        changed[12] += 4.8;
         changed[20] += 3.0;
         for (int i = 0; i < 200; i++)
             changed[static_cast<size_t>(3 * i + 1)] = -INFINITY;
