@@ -228,8 +228,8 @@ BUGS = (
     Bug(
         "a tie that is not cut",
         "logit_row.cuh",
-        "if (held() > k) {",
-        "if (held() > row.size) {",
+        "front.id = enough;\n    return front;",
+        "front.id = row.size;\n    return front;",
         "sample-candidates",
     ),
     Bug(

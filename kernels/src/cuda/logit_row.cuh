@@ -68,18 +68,32 @@ struct LogitRow {
         return skip ? there & ~(skip[quad >> 3] >> ((quad & 7) * 4)) : there;
     }
 
-    // Both kinds of tokens, this thread's share: quad(first id, logits, bits of the plain ones), one(id, logit).
+    // Both kinds of tokens, this thread's share: quad(first id, logits, bits of the plain ones), one(id, logit). The next
+    // quad is on its way while one is worked on.
     template <class Q, class C>
     PAGED_DEVICE void each_quad(Q quad, C one) const {
         const int quads = (size + 3) / 4;
-#pragma unroll 2
-        for (int at = threadIdx.x; at < quads; at += kRowThreads) {
-            float x[4];
+        int at = threadIdx.x;
+        float x[4], next[4];
+        if (at < quads) {
             load(at, x);
-            quad(4 * at, x, plain(at));
         }
-        for (int at = threadIdx.x; at < num_changed; at += kRowThreads) {
-            one(changed[at].id, changed[at].value);
+#pragma unroll 1
+        while (at < quads) {
+            const int after = at + kRowThreads;
+            if (after < quads) {
+                load(after, next);
+            }
+            quad(4 * at, x, plain(at));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x[i] = next[i];
+            }
+            at = after;
+        }
+#pragma unroll 1
+        for (int other = threadIdx.x; other < num_changed; other += kRowThreads) {
+            one(changed[other].id, changed[other].value);
         }
     }
     // token(id, logit), float or double.
@@ -97,14 +111,17 @@ struct LogitRow {
             token
         );
     }
-
-    template <class F>
-    PAGED_DEVICE int count(F is_counted) const {
-        int found = 0;
-        each([&](int id, auto logit) { found += is_counted(id, logit); });
-        return block_sum(found);
-    }
 };
+
+// token(id, logit) of the quad's tokens whose bits are set: one copy of what is long and seldom done.
+template <class F>
+PAGED_DEVICE void each_bit(int first, const float (&x)[4], unsigned bits, F token) {
+#pragma unroll 1
+    for (; bits; bits &= bits - 1) {
+        const int i = __ffs(static_cast<int>(bits)) - 1;
+        token(first + i, i < 2 ? (i == 0 ? x[0] : x[1]) : (i == 2 ? x[2] : x[3]));
+    }
+}
 
 // What a pass for the greatest logit finds.
 struct Greatest {
@@ -168,56 +185,78 @@ struct Front {
         return {false, row.scaled(logit), row.powers(logit), id};
     }
 
-    template <class T>
-    PAGED_DEVICE bool holds(const LogitRow& row, int other, T logit) const {
+    // Those of a quad's tokens that it holds.
+    PAGED_DEVICE unsigned held(const LogitRow& row, int first, const float (&x)[4], unsigned bits) const {
         if (is_all) {
-            return true;
+            return bits;
         }
-        const float gap = row.powers(logit) - powers;
-        if (fabsf(gap) > 2e-6f * fabsf(powers)) {
-            return gap > 0.0f;
+        unsigned inside = 0, unsure = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float gap = row.powers(x[i]) - powers;
+            const bool is_sure = fabsf(gap) > 2e-6f * fabsf(powers);
+            inside |= (is_sure && gap > 0.0f) << i;
+            unsure |= !is_sure << i;
         }
-        const double exact = row.scaled(static_cast<double>(logit));
-        return exact > scaled || (exact == scaled && other < id);
+        inside &= bits;
+        each_bit(first, x, bits & unsure, [&](int id, float logit) {
+            inside |= static_cast<unsigned>(holds(row, id, static_cast<double>(logit))) << (id & 3);
+        });
+        return inside;
+    }
+    PAGED_DEVICE bool holds(const LogitRow& row, int other, double logit) const {
+        const double exact = row.scaled(logit);
+        return is_all || exact > scaled || (exact == scaled && other < id);
     }
 };
 
-// The first k of the ranking, by halving: of values, then of ids where k cuts a tie. For any k, slowly.
+// The first k of the ranking, by halving: of values, then of ids, where k cuts a tie. For any k, slowly.
 PAGED_DEVICE Front front_of(const LogitRow& row, int k) {
-    auto count_from = [&](double least) {
-        const float least_float = __double2float_ru(least);
-        return row.count([&](int, auto logit) {
-            if constexpr (sizeof(logit) == 4) {
-                return logit >= least_float;
-            } else {
-                return logit >= least;
-            }
-        });
-    };
     uint64_t low = ordered(-1.7976931348623157e308), high = ordered(row.best) + 1;
-    if (count_from(double_of(low)) <= k) {
-        return Front::all();
-    }
-    for (int found = 0; high - low > 1 && found != k;) {
-        const uint64_t middle = low + (high - low) / 2;
-        found = count_from(double_of(middle));
+#pragma unroll 1
+    for (uint64_t middle = low;; middle = low + (high - low) / 2) {
+        const double least = double_of(middle);
+        const float least_float = __double2float_ru(least);
+        int found = 0;
+        row.each_quad(
+            [&](int, const float(&x)[4], unsigned plain) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    found += (plain >> i & 1) && x[i] >= least_float;
+                }
+            },
+            [&](int, double logit) { found += logit >= least; }
+        );
+        found = block_sum(found);
+        if (found < k && middle == low) {
+            return Front::all();
+        }
         (found >= k ? low : high) = middle;
+        if (found == k || high - low <= 1) {
+            break;
+        }
     }
-    double least = INFINITY;
+    double last = INFINITY;
     row.each([&](int, auto logit) {
         const double value = logit;
-        least = value >= double_of(low) && value < least ? value : least;
+        last = value >= double_of(low) && value < last ? value : last;
     });
-    Front front = Front::before(row, block_least(least), row.size);
-    auto held = [&] { return row.count([&](int id, auto logit) { return front.holds(row, id, logit); }); };
-    if (held() > k) {
-        int too_few = 0, enough = row.size;
-        while (enough - too_few > 1) {
-            front.id = (too_few + enough) / 2;
-            (held() >= k ? enough : too_few) = front.id;
+    Front front = Front::before(row, block_least(last), row.size);
+    int too_few = 0, enough = row.size;
+#pragma unroll 1
+    for (;; front.id = (too_few + enough) / 2) {
+        int found = 0;
+        row.each_quad(
+            [&](int first, const float(&x)[4], unsigned plain) { found += __popc(front.held(row, first, x, plain)); },
+            [&](int id, double logit) { found += front.holds(row, id, logit); }
+        );
+        found = block_sum(found);
+        (found >= k ? enough : too_few) = front.id;
+        if (found == k || enough - too_few <= 1) {
+            break;
         }
-        front.id = enough;
     }
+    front.id = enough;
     return front;
 }
 
@@ -252,15 +291,28 @@ struct List {
             *count = 0;
         }
         __syncthreads();
-        row.each([&](int id, auto logit) {
-            if (logit >= least) {
-                const int at = atomicAdd(count, 1);
-                if (at < kListed) {
-                    values[at] = score(static_cast<double>(logit));
-                    ids[at] = id;
+        auto put = [&](int id, double logit) {
+            const int at = atomicAdd(count, 1);
+            if (at < kListed) {
+                values[at] = score(logit);
+                ids[at] = id;
+            }
+        };
+        row.each_quad(
+            [&](int first, const float(&x)[4], unsigned plain) {
+                unsigned bits = 0;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    bits |= (x[i] >= least) << i;
+                }
+                each_bit(first, x, bits & plain, put);
+            },
+            [&](int id, double logit) {
+                if (logit >= least) {
+                    put(id, logit);
                 }
             }
-        });
+        );
         __syncthreads();
         const bool fits = *count <= kListed;
         __syncthreads();

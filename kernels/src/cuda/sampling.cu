@@ -39,113 +39,161 @@ struct Choice {
 
     // ---- the race
 
-    // runner(id, logit, its bits, its scaled logit in units of log 2) of all that may win and that the front holds.
-    template <class F>
-    PAGED_DEVICE void each_runner(const Front& front, F runner) const {
+    PAGED_DEVICE Scored score_of(int id, double logit, uint32_t bits) const {
+        return {row.scaled(logit) + noise_of(bits), logit, id};
+    }
+    PAGED_DEVICE uint32_t bits_of(int id) const { return word_of(philox(key, static_cast<uint32_t>(id) >> 2), id); }
+
+    // This thread's first and second to arrive; and, once the edge is known, the best of those within it.
+    struct Arrivals {
+        float first, second;
+        int id;
+        double logit;
+        Scored best;
+
+        PAGED_DEVICE void add(float time, int of, double of_logit) {
+            if (time < first) {
+                second = first;
+                first = time;
+                id = of, logit = of_logit;
+            } else {
+                second = fminf(second, time);
+            }
+        }
+    };
+
+    // All that may win and that the front holds; edge < 0: it is not known yet.
+    PAGED_DEVICE void run(const Front& front, float edge, Arrivals& arrivals) const {
         row.each_quad(
             [&](int first, const float(&x)[4], unsigned plain) {
-                float powers[4];
+                float slowness[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    powers[i] = row.powers(x[i]);
-                    if (!(powers[i] >= kHopeless) || !front.holds(row, first + i, x[i])) {
-                        plain &= ~(1u << i);
-                    }
+                    const float powers = row.powers(x[i]);
+                    plain &= ~(static_cast<unsigned>(!(powers >= kHopeless)) << i);
+                    slowness[i] = exp2f(-powers);
                 }
+                plain = front.held(row, first, x, plain);
                 if (!plain) {
                     return;
                 }
                 const uint4 words = philox(key, static_cast<uint32_t>(first) >> 2);
+                const float late = edge < 0.0f ? arrivals.second : edge;
+                unsigned within = 0;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    if (plain >> i & 1) {
-                        runner(first + i, static_cast<double>(x[i]), word_of(words, i), powers[i]);
-                    }
+                    const bool is_late = uniform_below(word_of(words, i)) * slowness[i] > late;
+                    within |= static_cast<unsigned>(!is_late) << i;
                 }
+                each_bit(first, x, within & plain, [&](int id, float logit) {
+                    const uint32_t bits = word_of(words, id);
+                    arrive(id, static_cast<double>(logit), bits, exp2f(-row.powers(logit)), edge, arrivals);
+                });
             },
             [&](int id, double logit) {
                 const float powers = row.powers(logit);
                 if (powers >= kHopeless && front.holds(row, id, logit)) {
-                    runner(id, logit, word_of(philox(key, static_cast<uint32_t>(id) >> 2), id), powers);
+                    arrive(id, logit, bits_of(id), exp2f(-powers), edge, arrivals);
                 }
             }
         );
     }
-
-    PAGED_DEVICE Scored score_of(int id, double logit, uint32_t bits) const {
-        return {row.scaled(logit) + noise_of(bits), logit, id};
+    PAGED_DEVICE void arrive(
+        int id, double logit, uint32_t bits, float slowness, float edge, Arrivals& arrivals
+    ) const {
+        const float time = exponential(bits) * slowness;
+        if (edge < 0.0f) {
+            arrivals.add(time, id, logit);
+        } else if (time <= edge) {
+            arrivals.best.offer(score_of(id, logit, bits));
+        }
     }
 
     PAGED_DEVICE Scored winner_of(const Front& front) const {
-        float first = INFINITY, second = INFINITY;
-        int first_id = INT_MAX;
-        double first_logit = 0.0;
-        uint32_t first_bits = 0;
-        each_runner(front, [&](int id, double logit, uint32_t bits, float powers) {
-            const float slowness = exp2f(-powers);
-            if (uniform_below(bits) * slowness > second) {
-                return;
+        Arrivals arrivals{INFINITY, INFINITY, INT_MAX, 0.0, Scored::none()};
+        float edge = -1.0f;
+#pragma unroll 1
+        for (;;) {
+            run(front, edge, arrivals);
+            if (edge >= 0.0f) {
+                break;
             }
-            const float time = exponential(bits) * slowness;
-            if (time < first) {
-                second = first;
-                first = time;
-                first_id = id, first_logit = logit, first_bits = bits;
-            } else {
-                second = fminf(second, time);
-            }
-        });
-        const float edge = block_least(first) * kEdge;
-        Scored best = Scored::none();
-        if (__syncthreads_or(second <= edge)) {
-            each_runner(front, [&](int id, double logit, uint32_t bits, float powers) {
-                if (exponential(bits) * exp2f(-powers) <= edge) {
-                    best.offer(score_of(id, logit, bits));
+            edge = block_least(arrivals.first) * kEdge;
+            if (!__syncthreads_or(arrivals.second <= edge)) {
+                if (arrivals.first <= edge) {
+                    arrivals.best = score_of(arrivals.id, arrivals.logit, bits_of(arrivals.id));
                 }
-            });
-        } else if (first <= edge) {
-            best = score_of(first_id, first_logit, first_bits);
+                break;
+            }
         }
-        return block_best(best);
+        return block_best(arrivals.best);
     }
 
     // ---- filters
 
-    // Whether what is ranked before a token weighs less than top_p of the candidates.
+    // Whether what is ranked before a token weighs less than top_p of the candidates: in float, then where that does
+    // not tell in double.
     PAGED_DEVICE bool is_within_top_p(const Front& candidates, const Front& before) const {
         Sum all, ahead;
-        row.each([&](int id, auto logit) {
-            const float weight = exp2f(row.powers(logit));
-            all.add(candidates.holds(row, id, logit) ? weight : 0.0f);
-            ahead.add(before.holds(row, id, logit) ? weight : 0.0f);
-        });
-        const float least = block_sum(all.sum) * static_cast<float>(wanted.top_p), weight = block_sum(ahead.sum);
-        if (weight == 0.0f) {
-            return true;  // the first of the ranking
+        double all_exactly = 0.0, ahead_exactly = 0.0;
+        auto add = [&](float weight, bool is_candidate, bool is_ahead) {
+            all.add(is_candidate ? weight : 0.0f);
+            ahead.add(is_ahead ? weight : 0.0f);
+        };
+        auto add_exactly = [&](double logit, bool is_candidate, bool is_ahead) {
+            const double weight = exp(row.scaled(logit));
+            all_exactly += is_candidate ? weight : 0.0;
+            ahead_exactly += is_ahead ? weight : 0.0;
+        };
+        bool is_exact = false;
+#pragma unroll 1
+        for (;;) {
+            row.each_quad(
+                [&](int first, const float(&x)[4], unsigned plain) {
+                    const unsigned of_all = candidates.held(row, first, x, plain);
+                    const unsigned of_ahead = before.held(row, first, x, plain);
+                    if (is_exact) {
+                        each_bit(first, x, of_all | of_ahead, [&](int id, float logit) {
+                            add_exactly(logit, of_all >> (id & 3) & 1, of_ahead >> (id & 3) & 1);
+                        });
+                        return;
+                    }
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        add(exp2f(row.powers(x[i])), of_all >> i & 1, of_ahead >> i & 1);
+                    }
+                },
+                [&](int id, double logit) {
+                    const bool is_candidate = candidates.holds(row, id, logit), is_ahead = before.holds(row, id, logit);
+                    if (is_exact) {
+                        add_exactly(logit, is_candidate, is_ahead);
+                    } else {
+                        add(exp2f(row.powers(logit)), is_candidate, is_ahead);
+                    }
+                }
+            );
+            if (is_exact) {
+                return block_sum(ahead_exactly) < __dmul_rn(wanted.top_p, block_sum(all_exactly));
+            }
+            const float least = block_sum(all.sum) * static_cast<float>(wanted.top_p), weight = block_sum(ahead.sum);
+            if (weight == 0.0f) {
+                return true;  // the first of the ranking
+            }
+            if (fabsf(weight - least) > kSumError * (weight + least)) {
+                return weight < least;
+            }
+            is_exact = true;
         }
-        if (fabsf(weight - least) > kSumError * (weight + least)) {
-            return weight < least;
-        }
-        return is_within_top_p_exactly(candidates, before);
-    }
-    PAGED_DEVICE bool is_within_top_p_exactly(const Front& candidates, const Front& before) const {
-        double all = 0.0, ahead = 0.0;
-        row.each([&](int id, auto logit) {
-            const double weight = exp(row.scaled(static_cast<double>(logit)));
-            all += candidates.holds(row, id, logit) ? weight : 0.0;
-            ahead += before.holds(row, id, logit) ? weight : 0.0;
-        });
-        const double least = __dmul_rn(wanted.top_p, block_sum(all)), weight = block_sum(ahead);
-        return weight < least;
     }
 
     PAGED_DEVICE int from_race(const Front& candidates) const {
         Front front = candidates;
+#pragma unroll 1
         for (;;) {
             const Scored winner = winner_of(front);
             front = Front::before(row, winner.value, winner.id);
-            const bool is_kept = !(exp(row.scaled(winner.value)) < wanted.min_p) &&
-                                 (wanted.top_p == 1.0 || is_within_top_p(candidates, front));
+            const bool is_kept =
+                !(exp(front.scaled) < wanted.min_p) && (wanted.top_p == 1.0 || is_within_top_p(candidates, front));
             if (is_kept) {
                 return winner.id;
             }
@@ -182,26 +230,27 @@ struct Choice {
         Scored best = Scored::none();
         if (is_kept) {
             const int id = list.ids[at];
-            best = {list.values[at] + noise_of(word_of(philox(key, static_cast<uint32_t>(id) >> 2), id)), 0.0, id};
+            best = {list.values[at] + noise_of(bits_of(id)), 0.0, id};
         }
         return block_best(best).id;
     }
 
     // `mine`: the greatest logit of this thread's tokens.
     PAGED_DEVICE int token(const List& list, double mine) const {
-        if (wanted.top_k <= 0 || wanted.top_k >= row.size) {
-            return from_race(Front::all());
-        }
-        const int count = static_cast<int>(wanted.top_k);
-        if (count <= kRowThreads) {
-            // Logits so near each other that their scaled logits are equal are ranked by id: take in the neighbours.
-            const float reached = reached_by(count, mine);
-            const float least = reached - (static_cast<float>(row.best) - reached) * 0x1p-21f;
-            if (list.gather(row, least, [&](double logit) { return row.scaled(logit); })) {
-                return from_list(list, count);
+        Front candidates = Front::all();
+        if (wanted.top_k > 0 && wanted.top_k < row.size) {
+            const int count = static_cast<int>(wanted.top_k);
+            if (count <= kRowThreads) {
+                // Logits so near each other that their scaled logits are equal are ranked by id: take in the neighbours.
+                const float reached = reached_by(count, mine);
+                const float least = reached - (static_cast<float>(row.best) - reached) * 0x1p-21f;
+                if (list.gather(row, least, [&](double logit) { return row.scaled(logit); })) {
+                    return from_list(list, count);
+                }
             }
+            candidates = front_of(row, count);
         }
-        return from_race(front_of(row, count));
+        return from_race(candidates);
     }
 };
 
@@ -276,8 +325,9 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(PagedLogprobs a) 
     const double norm = greatest.is_finite ? normalizer(row) : static_cast<double>(NAN);
     const int token = static_cast<int>(a.tokens[at]);
     const float chosen = row.logits[token];
-    const int ahead =
-        row.count([&](int id, auto logit) { return logit > chosen || (logit == chosen && id < token); });
+    int ahead = 0;
+    row.each([&](int id, auto logit) { ahead += logit > chosen || (logit == chosen && id < token); });
+    ahead = block_sum(ahead);
     if (threadIdx.x == 0) {
         a.logprobs[at] = static_cast<double>(chosen) - norm;
         a.ranks[at] = ahead + 1;
