@@ -195,7 +195,7 @@ BUGS = (
         "sampling.cu",
         "second = first;",
         "",
-        "sample-race",
+        "sample-rivals",
     ),
     Bug(
         "a race that float decides",

@@ -286,6 +286,7 @@ const Case kCases[] = {
     {"rope", rope<__nv_bfloat16>},
     {"gated", gated<__nv_bfloat16>},
     {"sample-race", sampling_check::race},
+    {"sample-rivals", sampling_check::rivals},
     {"sample-sums", sampling_check::sums},
     {"sample-candidates", sampling_check::candidates},
     {"sample-changes", sampling_check::changes},
