@@ -31,7 +31,10 @@ import build_emulated
 import machine_code
 
 SEEDS = (1, 7, 23)
-SMALL = ("attention-80", "product-20", "norm", "rope", "gated")
+SMALL = (
+    *("attention-80", "product-20", "norm", "rope", "gated"),
+    *("sample-race", "sample-candidates", "sample-changes", "logprobs"),
+)
 """Cases of few enough threads for ThreadSanitizer."""
 LIMIT_S = 300
 ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
@@ -180,6 +183,122 @@ BUGS = (
         "+ __fmul_rn(high.value[i], sin[i])",
         "rope",
     ),
+    Bug(
+        "another key of the noise",
+        "random.cuh",
+        "key1 += 0xBB67AE85u;",
+        "key1 += 0xBB67AE84u;",
+        "sample-race",
+    ),
+    Bug(
+        "a race without a second",
+        "sampling.cu",
+        "second = first;",
+        "",
+        "sample-rivals",
+    ),
+    Bug(
+        "a race that float decides",
+        "sampling.cu",
+        "constexpr float kEdge = 1.002f;",
+        "constexpr float kEdge = 1.0f;",
+        "sample-race",
+    ),
+    Bug(
+        "sums that float decides",
+        "sampling.cu",
+        "constexpr float kSumError = 1e-5f;",
+        "constexpr float kSumError = -1.0f;",
+        "sample-sums",
+    ),
+    Bug(
+        "top_p counts the token itself",
+        "sampling.cu",
+        "at > 0 ? sums[at - 1] : 0.0",
+        "sums[at]",
+        "sample-candidates",
+    ),
+    Bug(
+        "ties to the highest id",
+        "logit_row.cuh",
+        "high_value == low_value && high_id < low_id",
+        "high_value == low_value && high_id > low_id",
+        "sample-candidates",
+    ),
+    Bug(
+        "a tie that is not cut",
+        "logit_row.cuh",
+        "front.id = enough;\n    return front;",
+        "front.id = row.size;\n    return front;",
+        "sample-candidates",
+    ),
+    Bug(
+        "more ties than the list holds",
+        "logit_row.cuh",
+        "const bool fits = *count <= kListed;",
+        "const bool fits = *count <= 2 * kListed;",
+        "sample-candidates",
+        "address",
+    ),
+    Bug(
+        "a list sorted without a barrier",
+        "logit_row.cuh",
+        "                }\n                __syncthreads();\n            }",
+        "                }\n            }",
+        "sample-candidates",
+        "thread",
+    ),
+    Bug(
+        "warps' best read without a barrier",
+        "block.cuh",
+        "    __syncthreads();\n    T all = of_warp[0];",
+        "    T all = of_warp[0];",
+        "sample-changes",
+    ),
+    Bug(
+        "a bit's rank one too far",
+        "penalties.cuh",
+        "(1u << (token & 31)) - 1",
+        "(2u << (token & 31)) - 1",
+        "sample-changes",
+        "address",
+    ),
+    Bug(
+        "penalties of the prompt's tokens",
+        "penalties.cuh",
+        "if (at >= row.num_prompt) {",
+        "if (at >= 0) {",
+        "sample-changes",
+    ),
+    Bug(
+        "forbidden tokens left in",
+        "penalties.cuh",
+        "bits[word] |= forbidden[word];",
+        "bits[word] |= 0u;",
+        "sample-changes",
+    ),
+    Bug(
+        "occurrences counted before their places are made",
+        "penalties.cuh",
+        "        begin();\n        __syncthreads();",
+        "        begin();",
+        "sample-changes",
+        "thread",
+    ),
+    Bug(
+        "NaN taken for a number",
+        "logit_row.cuh",
+        "wrong |= !(x[i] < INFINITY);",
+        "wrong |= x[i] == INFINITY;",
+        "sample-faults",
+    ),
+    Bug(
+        "a rank that counts the token itself",
+        "sampling.cu",
+        "logit == chosen && id < token",
+        "logit == chosen && id <= token",
+        "logprobs",
+    ),
 )
 
 
@@ -246,7 +365,11 @@ def sanitize(result: Result, work: Path) -> None:
         result.add("sanitize", f"{name} sanitizer, {len(cases) or 'all'} cases", ok, "" if ok else detail)
 
 
-UNITS = {"attention_rows.cuh": "attention.cu", "codes.cuh": "w4a16.cu"}
+UNITS = {
+    "attention_rows.cuh": "attention.cu",
+    "codes.cuh": "w4a16.cu",
+    **dict.fromkeys(("block.cuh", "logit_row.cuh", "penalties.cuh", "random.cuh"), "sampling.cu"),
+}
 """The source that a fault in a header is compiled with."""
 
 

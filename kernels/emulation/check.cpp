@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,23 +13,13 @@
 #include <cuda_fp16.h>
 
 #include "attention.h"
+#include "check_sampling.h"
+#include "check_support.h"
 #include "elementwise.h"
 #include "runtime.h"
 #include "w4a16.h"
 
 namespace {
-
-template <class T>
-struct Buffer {
-    size_t size;
-    std::unique_ptr<T[]> data;
-
-    explicit Buffer(size_t count) : size(count), data(new T[count]) {
-        std::memset(static_cast<void*>(data.get()), 0xff, count * sizeof(T));  // NaN
-    }
-    T& operator[](size_t i) { return data[i]; }
-    T* get() { return data.get(); }
-};
 
 double number(__half value) { return static_cast<double>(__half2float(value)); }
 double number(__nv_bfloat16 value) { return static_cast<double>(__bfloat162float(value)); }
@@ -296,6 +285,13 @@ const Case kCases[] = {
     {"norm", norm<__half>},
     {"rope", rope<__nv_bfloat16>},
     {"gated", gated<__nv_bfloat16>},
+    {"sample-race", sampling_check::race},
+    {"sample-rivals", sampling_check::rivals},
+    {"sample-sums", sampling_check::sums},
+    {"sample-candidates", sampling_check::candidates},
+    {"sample-changes", sampling_check::changes},
+    {"sample-faults", sampling_check::faults},
+    {"logprobs", sampling_check::logprobs},
 };
 
 }  // namespace

@@ -136,6 +136,10 @@ T atomicExch(T* address, T value) {
     return __atomic_exchange_n(address, value, __ATOMIC_ACQ_REL);
 }
 template <class T>
+T atomicOr(T* address, T value) {
+    return __atomic_fetch_or(address, value, __ATOMIC_ACQ_REL);
+}
+template <class T>
 T atomicMax(T* address, T value) {
     T old = __atomic_load_n(address, __ATOMIC_ACQUIRE);
     while (old < value &&
@@ -151,17 +155,31 @@ T __ldg(const T* address) {
     return *address;
 }
 inline float __expf(float x) { return expf(x); }
+inline float __log2f(float x) { return log2f(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __int_as_float(int bits) {
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline float __double2float_rd(double x) {
+    const float near = static_cast<float>(x);
+    return static_cast<double>(near) > x ? nextafterf(near, -INFINITY) : near;
 }
-inline int __float_as_int(float value) {
-    int bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
+inline float __double2float_ru(double x) { return -__double2float_rd(-x); }
+namespace emulation {
+template <class To, class From>
+To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(To));
+    return to;
 }
+}  // namespace emulation
+inline float __int_as_float(int bits) { return emulation::same_bits<float>(bits); }
+inline int __float_as_int(float value) { return emulation::same_bits<int>(value); }
+inline float __uint_as_float(unsigned bits) { return emulation::same_bits<float>(bits); }
+inline unsigned __float_as_uint(float value) { return emulation::same_bits<unsigned>(value); }
+inline double __longlong_as_double(long long bits) { return emulation::same_bits<double>(bits); }
+inline long long __double_as_longlong(double value) { return emulation::same_bits<long long>(value); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t{a} * b >> 32); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class T>

@@ -100,6 +100,7 @@ constexpr size_t kStaticShared = 48 * 1024;
 constexpr size_t kArena = kStaticShared + 8 * 1024;  // and the gaps between variables
 constexpr size_t kDynamicShared = 227 * 1024;
 constexpr unsigned kMaxThreads = 1024;
+constexpr size_t kMaxVariables = 64;
 
 char order_of_start, order_of_end;
 const char* kernel_name = "";
@@ -313,6 +314,8 @@ void* static_shared(const void* key, size_t bytes) {
     const size_t needed = (bytes + 127) / 128 * 128 + 128;
     if (block->arena_used + needed > kArena)
         fail("more than 48 KiB of static shared memory");
+    if (block->variables.size() == kMaxVariables)
+        fail("more than %zu variables in static shared memory", kMaxVariables);
     char* address = block->arena + block->arena_used;
     block->arena_used += needed;
     block->variables.push_back({key, address});
@@ -336,6 +339,7 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void(
     if (__tsan_get_current_fiber)
         launch_tsan = __tsan_get_current_fiber();
     Block self;
+    self.variables.reserve(kMaxVariables);  // never moved, which the thread sanitizer would take for a race
     Remains remains;
     self.fibers.resize(threads);
     self.body = &body;

@@ -68,6 +68,74 @@ class PagedCodes(ctypes.Structure):
     )
 
 
+class PagedSampleRow(ctypes.Structure):
+    """`PagedSampleRow` of sampling.h; addresses are whole numbers, so that numpy can hold an array of it."""
+
+    _fields_ = (
+        ("logit_row", ctypes.c_int64),
+        *(
+            (name, ctypes.c_double)
+            for name in (
+                "temperature",
+                "top_p",
+                "min_p",
+                "repetition_penalty",
+                "presence_penalty",
+                "frequency_penalty",
+            )
+        ),
+        ("top_k", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("position", ctypes.c_int64),
+        ("sample_index", ctypes.c_int64),
+        ("tokens", ctypes.c_uint64),
+        ("num_prompt", ctypes.c_int64),
+        ("min_tokens", ctypes.c_int64),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("forbidden", "early", "bias_ids", "bias", "bad_heads", "bad_last")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_forbidden", "num_early", "num_bias", "num_bad", "bad_length")
+        ),
+        ("room", ctypes.c_uint64),
+    )
+
+
+class PagedSample(ctypes.Structure):
+    """`PagedSample` of sampling.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "rows", "tokens", "faults")),
+        ("stride", ctypes.c_int64),
+        ("num_rows", ctypes.c_int32),
+        ("vocab_size", ctypes.c_int32),
+    )
+
+
+class PagedLogprobs(ctypes.Structure):
+    """`PagedLogprobs` of sampling.h."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "logits",
+                "logit_rows",
+                "tokens",
+                "num_top",
+                "logprobs",
+                "ranks",
+                "top_ids",
+                "top",
+            )
+        ),
+        ("stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("num_rows", "vocab_size", "max_top")),
+    )
+
+
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _CODES = ctypes.POINTER(PagedCodes)
 SIGNATURES = {
@@ -84,6 +152,10 @@ SIGNATURES = {
     "paged_cuda_w4a16_max_rows": (),
     "paged_cuda_w4a16_dequantize": (_CODES, _POINTER, _POINTER),
     "paged_cuda_columns": (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER),
+    "paged_cuda_sample": (ctypes.POINTER(PagedSample), _POINTER),
+    "paged_cuda_sample_room": (),
+    "paged_cuda_sample_max_vocabulary": (),
+    "paged_cuda_logprobs": (ctypes.POINTER(PagedLogprobs), _POINTER),
 }
 _LONG_RESULTS = frozenset({"paged_cuda_w4a16_scratch"})
 

@@ -19,6 +19,7 @@ from pagedcli.ops.select import make_ops
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.runtime.memory import GPU_MEMORY_UTILIZATION, cpu_kv_budget, cuda_kv_budget, free_memory
 from pagedcli.runtime.profile import step_bytes
+from pagedcli.runtime.samplers import sampler_for, sampling_notes
 from pagedcli.runtime.worker import Worker
 
 
@@ -84,6 +85,7 @@ class TorchBackend:
             max_model_len=max_model_len,
             threads=self.run.threads,
             weight_bytes=self.weight_bytes,
+            sampler=sampler_for(self.model.ops, self.spec.vocab_size),
         )
 
 
@@ -98,7 +100,7 @@ def load_torch(checkpoint: Checkpoint, run: RunChoice) -> TorchBackend:
     ops = make_ops(run.device, run.dtype, kernels=kernels, strict=run.strict_kernels)
     assert isinstance(ops, TorchOps)
     model = load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes)
-    notes = ops.load_notes()
+    notes = ops.load_notes() + sampling_notes(ops, model.spec.vocab_size)
     if run.strict_kernels and notes:
         raise ConfigError(
             f"device.strict_kernels is set, and {notes[0]}: leave out --strict-kernels to allow it"

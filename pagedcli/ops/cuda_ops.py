@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pagedcli.ops.batch import ForwardBatch, KVCache
 from pagedcli.ops.cuda_codes import CudaCodes, alike, all_quantized, is_codes, make_codes, why_not
+from pagedcli.ops.cuda_sampling import CudaSampling
 from pagedcli.ops.protocol import Activation, AttentionShape, HeadNorms, OpReport
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.ops.weights import EmbeddingTable, FusedLinear, HostTensor, RopeTable, Shard, StoredPart, Vector
@@ -31,6 +32,7 @@ KERNELS = (
     "gated",
     "add",
     "logit_rows",
+    "sampling",
 )
 """Ops that are kernels of ours whatever the weights are."""
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
@@ -72,11 +74,15 @@ class CudaOps(TorchOps):
         device: "cuda:0" and the like; "cpu" with an emulated library.
         dtype: "bfloat16" or "float16".
         library: As `paged_kernels.cuda_abi.load` gives it.
+
+    Attributes:
+        sampling: The sampling kernels; they are right where `has_sampling`.
     """
 
     def __init__(self, device: str, dtype: str, library: ctypes.CDLL) -> None:
         super().__init__(device, dtype)
         self._library = library
+        self.sampling = CudaSampling(library, self._call)
         self._code = cuda_abi.DTYPES[dtype]
         self._max_positions = 0
         self._head_dim = 0
@@ -103,6 +109,11 @@ class CudaOps(TorchOps):
             f"torch's {name} is used instead of our CUDA kernel, which is not right here: {reason}",
         )
 
+    @property
+    def has_sampling(self) -> bool:
+        """Whether the sampling kernels may be used."""
+        return "sampling" not in self._replaced
+
     def load_notes(self) -> tuple[str, ...]:
         """What torch computes of a loaded model because no kernel takes it."""
         dense = tuple(
@@ -117,6 +128,7 @@ class CudaOps(TorchOps):
     def report(self) -> dict[str, OpReport]:
         """The implementation that serves each op, by the op's name."""
         report = super().report()
+        report["sampling"] = OpReport("torch", f"torch {torch.__version__} on {self._device}")
         ours = OpReport("cuda", f"our kernels on {self._device}")
         for name in KERNELS:
             if name not in self._replaced:

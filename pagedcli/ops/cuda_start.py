@@ -20,6 +20,7 @@ from torch import Tensor
 from pagedcli.errors import ConfigError
 from pagedcli.ops.batch import ForwardBatch
 from pagedcli.ops.cuda_ops import CudaOps
+from pagedcli.ops.cuda_sampling_check import sampling_difference
 from pagedcli.ops.protocol import AttentionShape, HeadNorms
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.ops.weights import EmbeddingTable, Vector
@@ -215,7 +216,8 @@ def wrong_kernels(ours: CudaOps, reference: TorchOps) -> dict[str, str]:
             wrong[name] = reason
         batch.scratch.clear()
     ours.poison = False
-    return wrong
+    reason = sampling_difference(ours.sampling, device)
+    return wrong if reason is None else wrong | {"sampling": reason}
 
 
 def _difference(compute: Callable[[TorchOps], Tensor], ours: CudaOps, reference: TorchOps) -> str | None:

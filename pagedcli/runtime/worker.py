@@ -22,7 +22,8 @@ from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.batch import ForwardBatch, KVCache
 from pagedcli.runtime.batch_state import BatchState, SamplingBatch
 from pagedcli.runtime.kv_cache import PagedKVCache
-from pagedcli.runtime.sampler import Fault, Logprobs, logprobs, sample
+from pagedcli.runtime.sampler import Fault, Logprobs
+from pagedcli.runtime.samplers import Sampler, TorchSampler
 from pagedcli.runtime.transfer import integers, to_host
 
 
@@ -143,6 +144,7 @@ class Worker:
         max_model_len: Longest sequence in tokens.
         threads: Compute threads on a CPU; 0 leaves torch's setting alone.
         weight_bytes: Memory of the weights, for `info`.
+        sampler: As `samplers.sampler_for` chooses it for the model's ops; None: torch.
     """
 
     def __init__(
@@ -158,8 +160,10 @@ class Worker:
         max_model_len: int,
         threads: int = 0,
         weight_bytes: int = 0,
+        sampler: Sampler | None = None,
     ) -> None:
         self._model = model
+        self._sampler = sampler or TorchSampler()
         self._device = torch.device(device)
         self._threads = threads
         self._prepared = threading.local()
@@ -220,15 +224,15 @@ class Worker:
         if sampling.samples:
             self._sample(logits, sampling, pending)
         if sampling.prompt_tokens is not None:
-            pending.prompt = logprobs(logits, sampling.prompt, sampling.prompt_tokens).to_host()
+            pending.prompt = self._sampler.logprobs(logits, sampling.prompt, sampling.prompt_tokens).to_host()
 
     def _sample(self, logits: Tensor, sampling: SamplingBatch, pending: PendingStep) -> None:
-        tokens, faults = sample(logits, sampling.samples, self._state.store)
+        tokens, faults = self._sampler.sample(logits, sampling.samples, self._state.store)
         self._state.write_tokens(sampling.samples, tokens)
         pending.tokens, pending.faults = to_host(tokens), to_host(faults)
         if sampling.logprobs:
             chosen = tokens[integers(sampling.logprob_samples, self._device)]
-            pending.logprobs = logprobs(logits, sampling.logprobs, chosen).to_host()
+            pending.logprobs = self._sampler.logprobs(logits, sampling.logprobs, chosen).to_host()
 
     def _prepare_thread(self) -> None:
         """Settings that torch keeps for each thread: the current GPU and, built on OpenMP, the number of threads."""

@@ -15,6 +15,7 @@ from pagedcli.engine.executor import Executor
 from pagedcli.models.load import Model
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.runtime.executors import InlineExecutor, Launches, ThreadExecutor
+from pagedcli.runtime.samplers import Sampler, sampler_for
 from pagedcli.runtime.worker import Worker
 
 
@@ -50,8 +51,14 @@ class Run:
     num_steps: int
 
 
-def run_requests(model: Model, requests: Sequence[Request], setup: Setup, max_model_len: int) -> Run:
-    """Run fresh copies of the requests to the end."""
+def run_requests(
+    model: Model,
+    requests: Sequence[Request],
+    setup: Setup,
+    max_model_len: int,
+    sampler: Sampler | None = None,
+) -> Run:
+    """Run fresh copies of the requests to the end; `sampler` in the place of the one that goes with the ops."""
     requests = [fresh(request) for request in requests]
     config = SchedulerConfig(
         max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.budget, depth=setup.depth
@@ -64,6 +71,7 @@ def run_requests(model: Model, requests: Sequence[Request], setup: Setup, max_mo
         block_size=setup.block_size,
         max_num_seqs=setup.max_num_seqs,
         max_model_len=max_model_len,
+        sampler=sampler,
     )
     executor: Executor = ThreadExecutor(worker) if setup.depth > 1 else InlineExecutor(worker)
     core = EngineCore(scheduler, executor, setup.depth, clock=lambda: 0.0)
@@ -91,10 +99,11 @@ def run_requests(model: Model, requests: Sequence[Request], setup: Setup, max_mo
     )
 
 
-def make_worker(model: Model, **sizes: int) -> Launches:
+def make_worker(model: Model, *, sampler: Sampler | None = None, **sizes: int) -> Launches:
     """The worker of the backend that loaded the model."""
     if isinstance(model.ops, TorchOps):
-        return Worker(model, model.spec, dtype=model.ops.dtype, threads=1, **sizes)
+        sampler = sampler or sampler_for(model.ops, model.spec.vocab_size)
+        return Worker(model, model.spec, dtype=model.ops.dtype, threads=1, sampler=sampler, **sizes)
     from pagedcli.ops.native_ops import NativeOps
     from pagedcli.runtime.native_worker import make_native_worker
 

@@ -159,6 +159,8 @@ OP_OF_KERNEL = {
     "w4a16": ["linear"],
     "w4a16_dequantize": ["linear"],
     "columns": ["linear"],
+    "sample": ["sampling"],
+    "logprobs": ["sampling"],
 }
 
 
@@ -170,7 +172,13 @@ def test_every_kernel_is_tried_at_the_start(kernel: str) -> None:
 
 
 def test_every_kernel_of_the_library_is_among_those_tried() -> None:
-    answers = {"attention_tile_rows", "w4a16_scratch", "w4a16_max_rows"}
+    answers = {
+        "attention_tile_rows",
+        "w4a16_scratch",
+        "w4a16_max_rows",
+        "sample_room",
+        "sample_max_vocabulary",
+    }
     assert {name.removeprefix("paged_cuda_") for name in cuda_abi.SIGNATURES} == OP_OF_KERNEL.keys() - {
         "none"
     } | answers

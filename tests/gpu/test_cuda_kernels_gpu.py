@@ -11,7 +11,10 @@ from paged_kernels import cuda_abi, cuda_build
 from pagedcli.ops.cuda_ops import CudaOps
 from pagedcli.ops.cuda_start import wrong_kernels
 from pagedcli.ops.torch_ops import TorchOps
+from pagedcli.runtime.cuda_sampler import CudaSampler
+from pagedcli.runtime.samplers import sampler_for
 from tests import op_grid
+from tests.gpu.test_sampler_gpu import VOCAB_SIZE, draw
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,3 +48,11 @@ def test_attention(library: ctypes.CDLL, dtype: str, case: op_grid.AttentionCase
 @pytest.mark.parametrize(("rows", "features"), [(1, 33), (17, 576), (300, 1000)])
 def test_elementwise(library: ctypes.CDLL, dtype: str, rows: int, features: int) -> None:
     op_grid.check_elementwise(CudaOps("cuda", dtype, library), rows, features)
+
+
+def test_sampled_tokens_are_those_of_the_cpu(library: ctypes.CDLL) -> None:
+    ours = sampler_for(CudaOps("cuda", "bfloat16", library), VOCAB_SIZE)
+    assert isinstance(ours, CudaSampler)
+    rows = list(range(64))
+    assert draw("cuda", rows, sampler=ours) == draw("cpu", rows)
+    assert draw("cuda", rows[::-3], sampler=ours)[0] == draw("cpu", rows)[0][::-3]

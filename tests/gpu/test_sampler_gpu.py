@@ -12,6 +12,7 @@ from pagedcli.core.plan import Admission, PlanEntry, StepPlan
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.runtime.executors import ThreadExecutor
 from pagedcli.runtime.sampler import Fault, LogprobRequest, SampleRequest, logprobs, sample
+from pagedcli.runtime.samplers import Sampler
 from pagedcli.runtime.sampling_rows import make_sampling_row
 from pagedcli.runtime.worker import Worker
 from tests.cpu.chain_model import ChainModel, chain_spec
@@ -34,7 +35,9 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
-def draw(device: str, rows: list[int], bad: int = -1) -> tuple[list[int], list[int]]:
+def draw(
+    device: str, rows: list[int], bad: int = -1, sampler: Sampler | None = None
+) -> tuple[list[int], list[int]]:
     """Tokens and faults of some of 64 rows of every kind; the logits of row `bad` are NaN."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(64, VOCAB_SIZE, generator=generator) * 4
@@ -47,7 +50,8 @@ def draw(device: str, rows: list[int], bad: int = -1) -> tuple[list[int], list[i
         admission = Admission((), (), 20, row % 3, 2**63 + row, params, (0, 7))
         sampling = make_sampling_row(admission, VOCAB_SIZE, torch.device(device))
         requests.append(SampleRequest(at, row, 90, sampling))
-    tokens, faults = sample(logits[rows].to(device), requests, store.to(device))
+    choose = sample if sampler is None else sampler.sample
+    tokens, faults = choose(logits[rows].to(device), requests, store.to(device))
     return tokens.tolist(), faults.tolist()
 
 

@@ -9,6 +9,7 @@
 #ifdef PAGED_EMULATE
 #include "fragments.h"
 #define PAGED_DEVICE inline
+#define PAGED_ANYWHERE inline
 #define PAGED_SHARED(T, name, count) \
     static char name##_key;          \
     T* name = static_cast<T*>(emulation::static_shared(&name##_key, sizeof(T) * (count)))
@@ -19,6 +20,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #define PAGED_DEVICE __device__ __forceinline__
+#define PAGED_ANYWHERE __host__ __device__ __forceinline__
 #define PAGED_SHARED(T, name, count) __shared__ T name[count]
 #define PAGED_DYNAMIC_SHARED(T, name)                                          \
     extern __shared__ __align__(128) unsigned char paged_dynamic_shared_bytes[]; \
