@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -122,6 +124,10 @@ class Tape(TorchDispatchMode):
                     result.copy_(value)
 
 
+def _refuse(name: str, *_: object) -> None:
+    raise AssertionError(f"{name} cannot be part of a CUDA graph")
+
+
 def _spoil(tensor: Tensor) -> None:
     tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
 
@@ -174,7 +180,11 @@ class Tapes:
     def _record(self, compute: Callable[[], None]) -> Callable[[], None]:
         compute()
         tape = self._library.tape = Tape()
-        with tape:
+        with ExitStack() as stack:
+            # These do not go by torch's dispatcher.
+            for place, name in ((torch.Tensor, "tolist"), (torch.Tensor, "numpy"), (torch, "from_numpy")):
+                stack.enter_context(patch.object(place, name, partial(_refuse, name)))
+            stack.enter_context(tape)
             compute()
         self._library.tape = None
         self.tapes.append(tape)

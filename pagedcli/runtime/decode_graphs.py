@@ -72,8 +72,9 @@ class DecodeGraphs:
         self._model, self._kv, self._state = model, kv, state
         self.sizes = tuple(sizes)
         most = self.sizes[-1]
-        self._inputs = torch.zeros(2 * most, dtype=torch.int64, device=state.device)
-        self._chosen = torch.zeros(2 * most, dtype=torch.int64, device=state.device)
+        # A graph of fewer rows takes the front of each row of these.
+        self._inputs = torch.zeros((2, most), dtype=torch.int64, device=state.device)
+        self._chosen = torch.zeros((2, most), dtype=torch.int64, device=state.device)
         self._logits = torch.zeros((most, state.vocab_size), device=state.device)
         self._replays: dict[int, Callable[[], None]] = {}
 
@@ -94,23 +95,24 @@ class DecodeGraphs:
         size = self.sizes[bisect_left(self.sizes, count)]
         self._send([entry.slot for entry in plan.entries], [entry.start for entry in plan.entries], size)
         self._replays[size]()
-        chosen = self._chosen[: 2 * size].view(2, size)[:, :count]
-        return Decoded(self._logits[:count], chosen.clone(memory_format=torch.contiguous_format))
+        chosen = self._chosen[:, :count].clone(memory_format=torch.contiguous_format)
+        return Decoded(self._logits[:count], chosen)
 
     def _send(self, slots: list[int], positions: list[int], size: int) -> None:
-        missing = size - len(slots)
-        values = [*slots, *[self._state.no_slot] * missing, *positions, *[0] * missing]
-        fill(self._inputs[: 2 * size], np.array(values, dtype=np.int64))
+        """One copy; it ends with the positions of the step."""
+        most = self.sizes[-1]
+        values = [*slots, *[self._state.no_slot] * (most - len(slots)), *positions, *[0] * (size - len(slots))]
+        fill(self._inputs.view(-1)[: most + size], np.array(values, dtype=np.int64))
 
     def _compute(self, size: int) -> None:
         """What a graph does; all of it on the device."""
-        slots, positions = self._inputs[: 2 * size].view(2, size).unbind()
+        slots, positions = self._inputs[0, :size], self._inputs[1, :size]
         store = self._state.store
         logits = self._model.forward(self._batch(slots, positions), self._kv)
         self._logits[:size].copy_(logits)
         tokens, faults = greatest(logits)
-        self._chosen[:size].copy_(tokens)
-        self._chosen[size : 2 * size].copy_(faults)
+        self._chosen[0, :size].copy_(tokens)
+        self._chosen[1, :size].copy_(faults)
         store[slots, positions + 1] = tokens.to(store.dtype)
 
     def _batch(self, slots: Tensor, positions: Tensor) -> ForwardBatch:

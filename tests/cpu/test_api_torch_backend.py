@@ -1,4 +1,4 @@
-"""The torch backend on CUDA, with what needs a GPU replaced: graphs or not and why, the pool's size, memory that ends."""
+"""The torch backend on CUDA, what needs a GPU replaced: graphs or not, the size of the pool, memory that ends."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ def test_weights_that_do_not_fit_are_told_with_what_was_loaded(
     monkeypatch.setattr(
         torch_backend, "out_of_memory", lambda device, when, remedy: ConfigError(f"{device} {when} {remedy}")
     )
-    with pytest.raises(
-        ConfigError, match=r"cuda after .* KiB of weights take a smaller or a quantized model"
-    ):
+    with pytest.raises(ConfigError, match=r"cuda after .* of weights take a smaller or a quantized model"):
         load(checkpoint, monkeypatch, Full("cpu", "float32"))
 
 
