@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from paged_kernels import cuda_abi, cuda_build
 
 from pagedcli.checkpoint.sources import open_checkpoint
 from pagedcli.core.plan import Admission, PlanEntry, StepPlan
@@ -31,13 +31,8 @@ STEPS = 24
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Callable[..., Path]) -> Model:
-    if cuda_build.find_nvcc() is None:
-        pytest.skip("nvcc is not here: set CUDA_HOME")
-    major, minor = torch.cuda.get_device_capability()
-    path = tmp_path_factory.mktemp("cuda") / cuda_build.LIBRARY
-    cuda_build.build(path, [10 * major + minor])
-    ops = CudaOps("cuda", "bfloat16", cuda_abi.load(path))
+def model(library: ctypes.CDLL, tiny_checkpoint: Callable[..., Path]) -> Model:
+    ops = CudaOps("cuda", "bfloat16", library)
     return load_model(open_checkpoint(tiny_checkpoint("llama", **SHAPE, **HEADS)), ops, MAX_LEN)
 
 
