@@ -170,6 +170,15 @@ class DeviceConfig:
         False,
         "Fail where one of our CUDA kernels is missing or wrong, instead of taking torch's op (CUDA only).",
     )
+    cuda_graphs: bool | None = setting(
+        None,
+        "Record decode steps as CUDA graphs: true fails where that cannot be; none: where it can (CUDA only).",
+    )
+    cuda_graph_sizes: tuple[int, ...] = setting(
+        (),
+        "Sequences in the decode steps that are recorded, a step takes the next larger; none: some from 1 to 512.",
+        "sequences",
+    )
 
     def __post_init__(self) -> None:
         _require(
@@ -183,6 +192,14 @@ class DeviceConfig:
         _require(
             self.gpu_memory_utilization is None or 0.0 < self.gpu_memory_utilization <= 1.0,
             f"device.gpu_memory_utilization is {self.gpu_memory_utilization}: choose a fraction above 0, at most 1",
+        )
+        _require(
+            all(1 <= size <= MAX_NUM_SEQS for size in self.cuda_graph_sizes),
+            f"device.cuda_graph_sizes is {list(self.cuda_graph_sizes)}: choose sizes from 1 to {MAX_NUM_SEQS}",
+        )
+        _require(
+            not self.cuda_graph_sizes or self.cuda_graphs is not False,
+            "device.cuda_graph_sizes is given, and device.cuda_graphs is false: leave one of them out",
         )
 
 

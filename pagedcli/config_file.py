@@ -134,12 +134,19 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _whole_numbers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise _MismatchError("give a list of whole numbers, such as [1, 8, 64]")
+    return tuple(map(_whole_number, value))
+
+
 _CHECKS: dict[Any, Callable[[Any], Any]] = {
     int: _whole_number,
     float: _number,
     bool: _switch,
     str: _text,
     tuple[str, ...]: _texts,
+    tuple[int, ...]: _whole_numbers,
 }
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -221,4 +221,5 @@ def _start(
         max_num_seqs=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
     )
+    resolved = replace(resolved, notes=resolved.notes + worker.info.notes)
     return resolved, make_executor(worker, run.depth)

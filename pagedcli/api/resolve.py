@@ -38,6 +38,8 @@ class RunChoice:
         quantization: Method of those; None: there are none.
         activation: Inputs of quantized linears: "int8", "bf16" or "float32"; else the dtype's own.
         strict_kernels: Whether torch's op may not stand in for a CUDA kernel.
+        cuda_graphs: Whether decode steps are to be CUDA graphs; None: where they can be.
+        graph_sizes: Sequences in the steps that are recorded, ascending.
         notes: What a user might not expect.
     """
 
@@ -51,6 +53,8 @@ class RunChoice:
     quantization: str | None
     activation: str
     strict_kernels: bool
+    cuda_graphs: bool | None
+    graph_sizes: tuple[int, ...]
     notes: tuple[str, ...]
 
 
@@ -130,6 +134,11 @@ def resolve_device(config: EngineConfig, *, has_cuda: bool) -> str:
         raise ConfigError(
             "device.strict_kernels is set, and this runs on a CPU, where kernels are ours anyway: leave it out"
         )
+    if device == "cpu" and (config.device.cuda_graphs or config.device.cuda_graph_sizes):
+        raise ConfigError(
+            "device.cuda_graphs or device.cuda_graph_sizes is set, and this runs on a CPU, where a step is one call "
+            "anyway: leave it out"
+        )
     return device
 
 
@@ -195,6 +204,8 @@ def choose_run(
         quantization=weights.quantization,
         activation=weights.activation,
         strict_kernels=config.device.strict_kernels,
+        cuda_graphs=config.device.cuda_graphs,
+        graph_sizes=tuple(sorted(set(config.device.cuda_graph_sizes))),
         notes=(*notes, *weights.notes),
     )
 

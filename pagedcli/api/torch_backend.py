@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -11,16 +14,21 @@ from pagedcli.api.resolve import RunChoice
 from pagedcli.checkpoint.base import Checkpoint
 from pagedcli.checkpoint.sources import cache_folder
 from pagedcli.config import EngineConfig
+from pagedcli.config_file import show_bytes
 from pagedcli.errors import ConfigError
 from pagedcli.models.load import Model, load_model
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.cuda_library import library_in
 from pagedcli.ops.select import make_ops
 from pagedcli.ops.torch_ops import TorchOps
-from pagedcli.runtime.memory import GPU_MEMORY_UTILIZATION, cpu_kv_budget, cuda_kv_budget, free_memory
-from pagedcli.runtime.profile import step_bytes
+from pagedcli.runtime.gpu_memory import UTILIZATION, GpuUse, out_of_memory
+from pagedcli.runtime.graphs import Captures, CudaCaptures, sizes_for
+from pagedcli.runtime.memory import block_bytes, cpu_kv_budget, free_memory
+from pagedcli.runtime.profile import largest_step, measure
 from pagedcli.runtime.samplers import sampler_for, sampling_notes
 from pagedcli.runtime.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +40,14 @@ class TorchBackend:
         run: Device, dtype and threads it was loaded for.
         weight_bytes: Memory of its weights.
         notes: What a user should know of the ops that were taken.
+        captures: Records decode steps; None: they are issued op by op.
     """
 
     model: Model
     run: RunChoice
     weight_bytes: int
     notes: tuple[str, ...]
+    captures: Captures | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -48,32 +58,52 @@ class TorchBackend:
         """Memory that is free on the device now."""
         if self.run.device == "cpu":
             return free_memory()
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(torch.device(self.run.device))[0]
 
     def kv_budget(self, config: EngineConfig) -> int:
         """Memory for the KV pool if nobody says how much."""
         if self.run.device == "cpu":
             return cpu_kv_budget()
-        scheduler = config.scheduler
-        step = step_bytes(
-            self.model,
-            self.spec,
-            dtype=self.run.dtype,
-            device=self.run.device,
-            block_size=config.cache.page_size,
+        share = config.device.gpu_memory_utilization or UTILIZATION
+        use = self._measure(config)
+        page_bytes = block_bytes(self.spec, config.cache.page_size, self.run.dtype)
+        budget = use.kv_budget(share, page_bytes)
+        logger.info(
+            "%s: %g of %s less %s leave %s for KV",
+            use.device, share, show_bytes(use.total), use.shares(), show_bytes(budget),
+        )  # fmt: skip
+        return budget
+
+    def _measure(self, config: EngineConfig) -> GpuUse:
+        scheduler, size = config.scheduler, config.cache.page_size
+        sizes = (size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self.run.model_len)
+        make = partial(
+            self._make_worker,
+            block_size=size,
             max_num_seqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_model_len=self.run.model_len,
         )
-        share = config.device.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
-        return cuda_kv_budget(self.run.device, share, step)
+        return measure(self.run.device, make, largest_step(*sizes), captures=self.captures)
 
     def with_threads(self, threads: int) -> TorchBackend:
         """The same weights, computed with by so many threads."""
         return dataclasses.replace(self, run=dataclasses.replace(self.run, threads=threads))
 
     def worker(self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> Worker:
-        """A worker with a pool of its own."""
+        """A worker with a pool of its own, its decode steps recorded where they can be."""
+        worker = self._make_worker(
+            num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+        )
+        if self.run.device != "cpu":
+            worker.add_notes(_pool_note(worker))
+        if self.captures is not None:
+            worker.add_notes(self._capture(worker, self.captures))
+        return worker
+
+    def _make_worker(
+        self, num_blocks: int, *, block_size: int, max_num_seqs: int, max_model_len: int
+    ) -> Worker:
         return Worker(
             self.model,
             self.spec,
@@ -86,7 +116,32 @@ class TorchBackend:
             threads=self.run.threads,
             weight_bytes=self.weight_bytes,
             sampler=sampler_for(self.model.ops, self.spec.vocab_size),
+            graph_sizes=sizes_for(max_num_seqs, self.run.graph_sizes) if self.captures is not None else (),
         )
+
+    def _capture(self, worker: Worker, captures: Captures) -> str:
+        """What it took, for the user."""
+        before, started = self.free_bytes(), time.perf_counter()
+        try:
+            worker.capture(captures)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(
+                torch.device(self.run.device),
+                "while decode steps were recorded as CUDA graphs",
+                "lower --gpu-memory-utilization, or leave them out with --enforce-eager",
+            ) from error
+        taken = max(0, before - self.free_bytes())
+        sizes = worker.graph_sizes
+        return (
+            f"decode steps of up to {sizes[-1]} sequences are {len(sizes)} CUDA graphs "
+            f"({time.perf_counter() - started:.1f} s, {show_bytes(taken)}); other steps are issued op by op"
+        )
+
+
+def _pool_note(worker: Worker) -> str:
+    info = worker.info
+    tokens = info.num_blocks * info.block_size
+    return f"KV: {info.num_blocks:,} pages, {tokens:,} tokens, {show_bytes(info.kv_bytes)}"
 
 
 def load_torch(checkpoint: Checkpoint, run: RunChoice) -> TorchBackend:
@@ -99,10 +154,25 @@ def load_torch(checkpoint: Checkpoint, run: RunChoice) -> TorchBackend:
     kernels = library_in(cache_folder()) if run.device != "cpu" else None
     ops = make_ops(run.device, run.dtype, kernels=kernels, strict=run.strict_kernels)
     assert isinstance(ops, TorchOps)
-    model = load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes)
+    device = torch.device(run.device)
+    try:
+        model = load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes)
+    except torch.OutOfMemoryError as error:
+        when = f"after {show_bytes(ops.weight_bytes)} of weights"
+        remedy = "take a smaller or a quantized model, or free the GPU"
+        raise out_of_memory(device, when, remedy) from error
     notes = ops.load_notes() + sampling_notes(ops, model.spec.vocab_size)
     if run.strict_kernels and notes:
         raise ConfigError(
             f"device.strict_kernels is set, and {notes[0]}: leave out --strict-kernels to allow it"
         )
-    return TorchBackend(model, run, ops.weight_bytes, notes)
+    captures: Captures | None = None
+    if run.device != "cpu" and run.cuda_graphs is not False:
+        reason = ops.why_eager()
+        if reason is None:
+            captures = CudaCaptures(device)
+        elif run.cuda_graphs:
+            raise ConfigError(f"device.cuda_graphs is true, and {reason}: leave out --cuda-graphs")
+        else:
+            notes += (f"decode steps are issued op by op, not as CUDA graphs: {reason}",)
+    return TorchBackend(model, run, ops.weight_bytes, notes, captures)

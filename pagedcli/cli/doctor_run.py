@@ -24,7 +24,7 @@ from pagedcli.config_file import show_bytes
 from pagedcli.errors import CheckpointError, MissingDependencyError, how_to_install
 from pagedcli.models.load import expected_tensors
 from pagedcli.models.spec import ModelSpec
-from pagedcli.ops.protocol import OpReport
+from pagedcli.ops.protocol import OpReport, Ops
 from pagedcli.runtime.cgroups import ControlGroups
 from pagedcli.runtime.memory import cpu_kv_budget, free_memory
 from pagedcli.runtime.threads import allowed_cpus, compute_threads, physical_cores
@@ -224,7 +224,19 @@ def _op_rows(device: str) -> list[tuple[str, str]]:
         report: dict[str, OpReport] = ops.report()
     except MissingDependencyError as error:
         return [("native", str(error))]
-    return [(name, f"{entry.implementation}: {entry.detail}") for name, entry in report.items()]
+    rows = [(name, f"{entry.implementation}: {entry.detail}") for name, entry in report.items()]
+    return rows if device == "cpu" else [*rows, ("decode steps", graph_row(ops))]
+
+
+def graph_row(ops: Ops) -> str:
+    """Whether decode steps are CUDA graphs with these ops, and what is none in any case."""
+    from pagedcli.ops.torch_ops import TorchOps
+
+    assert isinstance(ops, TorchOps), "the ops of a GPU"
+    reason = ops.why_eager()
+    if reason is not None:
+        return f"op by op: {reason}"
+    return "CUDA graphs; prompts, mixed steps and sampling other than the likeliest token run op by op"
 
 
 def _advice(device: str) -> list[tuple[str, str]]:

@@ -98,6 +98,14 @@ MODEL_FLAGS = (
         hidden=True,
     ),
     Flag(
+        "device.cuda_graphs",
+        ("--cuda-graphs/--no-cuda-graphs", " /--enforce-eager"),
+        bool,
+        "CUDA: decode steps as graphs, or op by op [graphs where they can be]",
+        MODEL,
+        hidden=True,
+    ),
+    Flag(
         "model.max_model_len",
         ("--max-model-len",),
         int,

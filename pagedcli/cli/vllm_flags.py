@@ -69,7 +69,6 @@ _REMEDIES = {
     "--enable-reasoning": "leave it out: reasoning is not taken apart in this version",
     "--enable-request-id-headers": "leave it out: X-Request-Id is always sent",
     "--enable-server-load-tracking": "leave it out: /metrics says it",
-    "--enforce-eager": "leave it out: it is about CUDA graphs, which this version has none of",
     "--guided-decoding-backend": "leave it out: response_format is not served in this version",
     "--hf-overrides": "change the model's config.json",
     "--hf-token": "set HF_TOKEN",

@@ -23,6 +23,7 @@ class ExecutorInfo:
         vocab_size: Rows of the head: sampled ids are below it.
         weight_bytes: Memory of the weights.
         kv_bytes: Memory of the KV pool.
+        notes: What a user should know of how it was made.
     """
 
     device: str
@@ -35,6 +36,7 @@ class ExecutorInfo:
     vocab_size: int
     weight_bytes: int
     kv_bytes: int
+    notes: tuple[str, ...] = ()
 
 
 class StepHandle(Protocol):

@@ -51,13 +51,13 @@ class AttentionPlan:
     Attributes:
         items: int32 [decodes]: sequences with one row.
         tiles: int32 [tiles, 2]: (sequence, first row-and-head) of all others.
-        partial: float32 [decodes, num_heads, num_splits, head_dim + 2].
+        num_splits: Of the longest sequence that there may be.
         parallel: Thread blocks that share the splits of a head.
     """
 
     items: Tensor
     tiles: Tensor
-    partial: Tensor
+    num_splits: int
     parallel: int
 
 
@@ -124,6 +124,11 @@ class CudaOps(TorchOps):
         if self._head_dim and not self._has_heads(self._head_dim):
             dense += (f"torch's attention is used: there is no CUDA kernel for heads of {self._head_dim}",)
         return self.notes + dense
+
+    def why_eager(self) -> str | None:
+        """Why decode steps cannot be CUDA graphs; None: they can, with the heads of the model that was loaded."""
+        ours = "attention" not in self._replaced and (not self._head_dim or self._has_heads(self._head_dim))
+        return None if ours else super().why_eager()
 
     def report(self) -> dict[str, OpReport]:
         """The implementation that serves each op, by the op's name."""
@@ -269,11 +274,14 @@ class CudaOps(TorchOps):
             batch.scratch[key] = self._plan_attention(shape, batch)
         plan: AttentionPlan = batch.scratch[key]
         out = self._room(q, *q.shape)
+        # Of this call alone: the graphs of many sizes of batches share the memory between their kernels.
+        size = (len(plan.items), shape.num_heads, plan.num_splits, shape.head_dim + 2)
+        partial = torch.empty(size, device=self._device)
         arguments = cuda_abi.PagedAttention(
             _address(q), _address(kv.key(layer)), _address(kv.value(layer)), _address(batch.block_table),
-            _address(batch.query_start), _address(batch.seq_lens), _address(out), _address(plan.partial),
+            _address(batch.query_start), _address(batch.seq_lens), _address(out), _address(partial),
             batch.block_table.shape[1], kv.block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim, self._code,
-            shape.window or 0, split_size(self._max_positions), plan.partial.shape[2], shape.scale,
+            shape.window or 0, split_size(self._max_positions), plan.num_splits, shape.scale,
         )  # fmt: skip
         self._call("attention_decode", arguments, _address(plan.items), len(plan.items), plan.parallel)
         self._call("attention_prefill", arguments, _address(plan.tiles), len(plan.tiles))
@@ -299,21 +307,23 @@ class CudaOps(TorchOps):
         group = shape.num_heads // shape.num_kv_heads
         rows = self._library.paged_cuda_attention_tile_rows(shape.head_dim)
         items = [index for index, count in enumerate(batch.query_lens) if count == 1]
+        num_splits = -(-self._max_positions // split_size(self._max_positions))
+        blocks = max(1, len(items) * shape.num_kv_heads)
+        parallel = min(num_splits, -(-BLOCKS_PER_PROCESSOR * self._processors // blocks))
+        if len(items) == len(batch.query_lens):
+            # Made on the device, so that the step can be a CUDA graph.
+            every = torch.arange(len(items), dtype=torch.int32, device=self._device)
+            return AttentionPlan(every, every.new_empty((0, 2)), num_splits, parallel)
         tiles = [
             (index, first)
             for index, count in enumerate(batch.query_lens)
             if count > 1
             for first in range(0, count * group, rows)
         ]
-        num_splits = -(-self._max_positions // split_size(self._max_positions))
-        blocks = max(1, len(items) * shape.num_kv_heads)
-        parallel = min(num_splits, -(-BLOCKS_PER_PROCESSOR * self._processors // blocks))
         return AttentionPlan(
             items=torch.tensor(items, dtype=torch.int32, device=self._device),
             tiles=torch.tensor(tiles, dtype=torch.int32, device=self._device).view(-1, 2),
-            partial=torch.empty(
-                (len(items), shape.num_heads, num_splits, shape.head_dim + 2), device=self._device
-            ),
+            num_splits=num_splits,
             parallel=parallel,
         )
 

@@ -82,6 +82,10 @@ class TorchOps:
         """What a user should know once a model is loaded."""
         return self.notes
 
+    def why_eager(self) -> str | None:
+        """Why decode steps cannot be CUDA graphs; None: they can."""
+        return "torch's attention is laid out by the host in every step"
+
     @property
     def device(self) -> str:
         """Such as "cpu" or "cuda:0"."""

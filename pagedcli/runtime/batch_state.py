@@ -1,13 +1,14 @@
 """What a rank remembers between steps: tokens, block tables and sampling of every slot. May import torch and `core`.
 
-    token store (device) [max_num_seqs, max_model_len + 1]     block tables (host) [max_num_seqs, max_blocks]
-    slot 0 | prompt ... sampled ... |                          slot 0 | 7 3 9 . |
-    slot 1 | prompt ...             |                          slot 1 | 7 4 . . |
+    token store (device) [max_num_seqs + 1, max_model_len + 1]     block tables [max_num_seqs + 1, max_blocks]
+    slot 0 | prompt ... sampled ... |                              slot 0 | 7 3 9 . |
+    slot 1 | prompt ...             |                              slot 1 | 7 4 . . |
 
 Sampled ids are written to the store where they were sampled, on the device, so that the next plan can be prepared and
 issued before anybody has read them. Everything else that a plan needs is known on the host. Plans are applied in the
 order of submission (I10); an entry computes only positions whose tokens are in the store and whose blocks are in the
-slot's table (I3), which is asserted.
+slot's table (I3), which is asserted. The last row of both belongs to no request: a batch of fixed size is filled up
+with rows that compute position 0 of it (`decode_graphs`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from pagedcli.core.plan import Admission, PlanEntry, StepPlan
 from pagedcli.ops.batch import ForwardBatch
+from pagedcli.runtime.block_tables import BlockTables
 from pagedcli.runtime.sampler import LogprobRequest, SampleRequest
 from pagedcli.runtime.sampling_rows import SamplingRow, make_sampling_row
 from pagedcli.runtime.transfer import to_device
@@ -73,31 +75,51 @@ class BatchState:
         block_size: Tokens in a block.
         vocab_size: Rows of the head.
         device: Of the model.
+        scratch_block: Block for rows that belong to no request; read and written, never looked at.
+
+    Attributes:
+        no_slot: The last row of both, which is no request's.
+        store: [max_num_seqs + 1, max_model_len + 1] int32, always the same memory.
+        tables: Of all slots.
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, device: torch.device
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        scratch_block: int = 0,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.device = device
+        self.no_slot = max_num_seqs
         # One more than the longest sequence: the token after the last position may be sampled, never computed.
-        self.store = _store(max_num_seqs, max_model_len + 1, device)
-        self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self.store = _store(max_num_seqs + 1, max_model_len + 1, device)
+        width = -(-max_model_len // block_size)
+        self.tables = BlockTables(max_num_seqs + 1, width, scratch_block, device)
         self._slots: dict[int, _Slot] = {}
 
     def apply(self, plan: StepPlan) -> tuple[ForwardBatch, SamplingBatch]:
         """Take over what the plan changes and return the step's rows. Copies are the KV cache's business."""
+        sampling = self.take(plan)
+        return self.lay_out(plan), sampling
+
+    def take(self, plan: StepPlan) -> SamplingBatch:
+        """Take over what the plan changes; what to sample."""
         for slot in plan.freed_slots:
             # A slot freed before its admission was ever issued is unknown here.
             self._slots.pop(slot, None)
         for entry in plan.entries:
             self._update(entry)
-        batch = self._lay_out(plan)
+        self.tables.flush()
         sampling = self._sampling(plan)
         for entry in plan.entries:
             self._slots[entry.slot].num_known += int(entry.samples)
-        return batch, sampling
+        return sampling
 
     def write_tokens(self, samples: list[SampleRequest], tokens: Tensor) -> None:
         """Put sampled tokens, [len(samples)] int64, where the following steps find them."""
@@ -112,7 +134,7 @@ class BatchState:
         slot = self._slots[entry.slot]
         if entry.new_blocks:
             end = slot.num_blocks + len(entry.new_blocks)
-            self._tables[entry.slot, slot.num_blocks : end] = entry.new_blocks
+            self.tables.put(entry.slot, slot.num_blocks, entry.new_blocks)
             slot.num_blocks = end
         computed = entry.start + entry.n
         assert entry.n >= 1, f"request {entry.request_id}: an empty entry"
@@ -125,11 +147,12 @@ class BatchState:
     def _admit(self, slot: int, admission: Admission) -> None:
         tokens = np.array(admission.tokens, dtype=np.int32)
         self.store[slot, : len(tokens)] = to_device(tokens, self.device)
-        self._tables[slot, : len(admission.table)] = admission.table
+        self.tables.put(slot, 0, admission.table)
         row = make_sampling_row(admission, self.vocab_size, self.device)
         self._slots[slot] = _Slot(len(tokens), len(admission.table), row)
 
-    def _lay_out(self, plan: StepPlan) -> ForwardBatch:
+    def lay_out(self, plan: StepPlan) -> ForwardBatch:
+        """The rows of a plan that was taken over."""
         entries = plan.entries
         lens = np.array([entry.n for entry in entries])
         starts = np.array([entry.start for entry in entries])
@@ -138,21 +161,21 @@ class BatchState:
         sequence = np.repeat(np.arange(len(entries)), lens)
         positions = np.arange(query_start[-1]) - query_start[sequence] + starts[sequence]
         row_slots = slots[sequence]
-        blocks = self._tables[row_slots, positions // self.block_size].astype(np.int64)
+        blocks = self.tables.host[row_slots, positions // self.block_size].astype(np.int64)
         cells = blocks * self.block_size + positions % self.block_size
         logit_rows = [
             first + row for first, e in zip(query_start, entries, strict=False) for row in e.logit_rows
         ]
         seq_lens = starts + lens
         width = -(-int(seq_lens.max()) // self.block_size)
-        on_device = self._to_device(row_slots, positions, cells, logit_rows)
+        on_device = self._to_device(row_slots, positions, cells, logit_rows, slots)
         return ForwardBatch(
             token_ids=self.store[on_device[0], on_device[1]].long(),
             positions=on_device[1],
             slot_mapping=on_device[2],
             query_start=self._int32(query_start),
             seq_lens=self._int32(seq_lens),
-            block_table=self._int32(self._tables[slots, :width]),
+            block_table=self.tables.device[:, :width].index_select(0, on_device[4]),
             logit_rows=on_device[3],
             query_lens=lens.tolist(),
             host_seq_lens=seq_lens.tolist(),

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from pagedcli.config_file import show_bytes
 from pagedcli.errors import ConfigError
+from pagedcli.runtime.transfer import to_device
 
 
 class PagedKVCache:
     """Keys and values of all layers, in one allocation.
 
-        pool [num_layers, 2 (key, value), num_blocks, num_kv_heads, block_size, head_dim]
+        pool [num_layers, 2 (key, value), num_blocks + num_scratch, num_kv_heads, block_size, head_dim]
 
     Args:
         num_layers: Layers of the model.
@@ -30,6 +31,10 @@ class PagedKVCache:
         head_dim: Elements of one head's key.
         dtype: Of keys and values.
         device: Where the pool lies.
+        num_scratch: Blocks behind the others that hold no sequence's keys.
+
+    Attributes:
+        num_blocks: Usable blocks of each layer.
     """
 
     def __init__(
@@ -41,16 +46,13 @@ class PagedKVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_scratch: int = 0,
     ) -> None:
-        shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
+        self.num_blocks = num_blocks
+        shape = (num_layers, 2, num_blocks + num_scratch, num_kv_heads, block_size, head_dim)
         # Zeros, not whatever the memory held: a backend may read (and mask) cells that nothing wrote, and 0 * NaN
         # would spoil a sum. On a CPU the pages behind the zeros come from the system when first written.
         self._pool = _zeros(shape, dtype, device)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of each layer."""
-        return self._pool.shape[2]
 
     @property
     def block_size(self) -> int:
@@ -63,7 +65,7 @@ class PagedKVCache:
         return self._pool.numel() * self._pool.element_size()
 
     def key(self, layer: int) -> Tensor:
-        """[num_blocks, num_kv_heads, block_size, head_dim], contiguous."""
+        """[num_blocks + num_scratch, num_kv_heads, block_size, head_dim], contiguous."""
         return self._pool[layer, 0]
 
     def value(self, layer: int) -> Tensor:
@@ -74,7 +76,7 @@ class PagedKVCache:
         """Copy (source, destination) blocks of every layer; all are read before any is written."""
         if not copies:
             return
-        source, destination = torch.tensor(copies, device=self._pool.device).unbind(1)
+        source, destination = to_device(np.array(copies, dtype=np.int64), self._pool.device).unbind(1)
         self._pool[:, :, destination] = self._pool[:, :, source]
 
 
@@ -86,7 +88,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         # calloc, which torch.zeros on a CPU is not: a pool larger than what is ever used costs nothing.
         return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
     except (MemoryError, torch.OutOfMemoryError) as error:
+        more = " or --gpu-memory-utilization" if device.type != "cpu" else ""
         raise ConfigError(
             f"{shape[2]} pages take {show_bytes(num_bytes)} for KV, which {device} does not have: "
-            "lower --num-pages or --kv-memory"
+            f"lower --num-pages or --kv-memory{more}"
         ) from error

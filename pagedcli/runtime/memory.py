@@ -1,12 +1,10 @@
-"""How much memory there is, and how many KV blocks fit into it. Imports torch only for CUDA.
+"""How much main memory there is, and how many KV blocks fit into a budget. Imports no torch; CUDA: `gpu_memory`.
 
 Sizes that the user chose and that do not fit are refused here, with the numbers and the flag, before anything is
 allocated: what a CPU promises (overcommit) it may not keep, and the process would be killed without a word.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import psutil
 
@@ -16,7 +14,6 @@ from pagedcli.models.spec import ModelSpec
 from pagedcli.runtime.cgroups import ControlGroups
 
 CPU_KV_FRACTION = 0.4
-GPU_MEMORY_UTILIZATION = 0.9
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
@@ -88,40 +85,3 @@ def check_kv_fits(
 def cpu_kv_budget(groups: ControlGroups | None = None) -> int:
     """Memory for KV on a CPU if nobody says: 40% of what is free."""
     return int(free_memory(groups) * CPU_KV_FRACTION)
-
-
-def cuda_kv_budget(device: str, utilization: float, step_bytes: int) -> int:
-    """Memory for KV on a GPU: utilization of it all, less what is in use (weights) and the peak of a step.
-
-    Args:
-        device: "cuda:0" ...
-        utilization: Part of the GPU's memory that we may use, above 0, at most 1.
-        step_bytes: Peak of the largest step (`peak_bytes`, `profile.largest_step`).
-
-    Raises:
-        ConfigError: Nothing is left.
-    """
-    import torch
-
-    free, total = torch.cuda.mem_get_info(torch.device(device))
-    used = total - free
-    budget = int(total * utilization) - used - step_bytes
-    if budget <= 0:
-        raise ConfigError(
-            f"{device} has {show_bytes(total)}, {utilization:g} of it may be used: {show_bytes(used)} is in use "
-            f"(weights included) and a step takes {show_bytes(step_bytes)}, so that nothing is left for KV: raise "
-            "--gpu-memory-utilization, lower --max-num-batched-tokens, or free the GPU"
-        )
-    return budget
-
-
-def peak_bytes(device: str, run_step: Callable[[], object]) -> int:
-    """Bytes that `run_step` allocates on a GPU at its peak, beyond what was allocated before."""
-    import torch
-
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run_step()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before

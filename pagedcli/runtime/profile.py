@@ -1,38 +1,94 @@
-"""The largest step that the settings allow, to measure what it takes. May import torch (through the worker)."""
+"""Measures what a model takes of a GPU before its KV pool is made. May import torch (through the worker).
+
+The largest step that the settings allow is carried out once, by a worker whose pool just holds it; then it records its
+decode steps. What goes to CUDA itself (graphs, its context) is seen only from outside, by the memory that is free.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
 from pagedcli.core.plan import Admission, PlanEntry, StepPlan
 from pagedcli.core.sampling import MAX_LOGPROBS, SamplingParams
-from pagedcli.models.spec import ModelSpec
-from pagedcli.runtime.memory import peak_bytes
-from pagedcli.runtime.worker import RunsSteps, Worker
+from pagedcli.runtime.gpu_memory import GpuUse, out_of_memory
+from pagedcli.runtime.graphs import Captures
+from pagedcli.runtime.worker import Worker
+
+_MORE_ROOM = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len, or free the GPU"
 
 
-def step_bytes(
-    model: RunsSteps,
-    spec: ModelSpec,
-    *,
-    dtype: str,
+def measure(
     device: str,
-    block_size: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-) -> int:
-    """GPU memory that the largest step takes at its peak, beyond weights and KV; see `Worker` for the arguments."""
-    plan = largest_step(block_size, max_num_seqs, max_num_batched_tokens, max_model_len)
-    worker = Worker(
-        model,
-        spec,
-        dtype=dtype,
-        device=device,
-        num_blocks=sum(len(entry.admission.table) for entry in plan.entries if entry.admission),
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-    )
-    return peak_bytes(device, lambda: worker.run(plan))
+    make_worker: Callable[[int], Worker],
+    plan: StepPlan,
+    *,
+    captures: Captures | None = None,
+    cuda: Any = torch.cuda,
+) -> GpuUse:
+    """Who takes a GPU's memory, with the weights loaded and no pool.
+
+    Args:
+        device: "cuda:0" ...
+        make_worker: A worker with a pool of so many blocks.
+        plan: The largest step (`largest_step`).
+        captures: Records the worker's decode steps; None: they are no graphs.
+        cuda: `torch.cuda`, or what stands in for it in a test.
+
+    Raises:
+        ConfigError: There is not enough memory even for that.
+    """
+    place = torch.device(device)
+    cuda.empty_cache()
+    weights = cuda.memory_allocated(place)
+    try:
+        buffers, step, graphs = _try_out(cuda, place, make_worker, plan, captures)
+    except torch.OutOfMemoryError as error:
+        when = f"in the largest step that the settings allow, {plan.num_tokens} tokens"
+        raise out_of_memory(place, when, _MORE_ROOM, cuda) from error
+    # The worker is gone: what is left are the weights, what libraries keep to work in, and what is not torch's.
+    cuda.empty_cache()
+    buffers += max(0, cuda.memory_allocated(place) - weights)
+    free, total = cuda.mem_get_info(place)
+    others = max(0, total - free - cuda.memory_reserved(place))
+    return GpuUse(device, total, others, weights, buffers, step, graphs)
+
+
+def _try_out(
+    cuda: Any,
+    device: torch.device,
+    make_worker: Callable[[int], Worker],
+    plan: StepPlan,
+    captures: Captures | None,
+) -> tuple[int, int, int]:
+    """Bytes of a worker's buffers, of the step at its peak beyond them, and of the graphs."""
+    before = cuda.memory_allocated(device)
+    worker = make_worker(sum(len(entry.admission.table) for entry in plan.entries if entry.admission))
+    buffers = cuda.memory_allocated(device) - before - worker.info.kv_bytes
+    step = _peak(cuda, device, partial(worker.run, plan))
+    cuda.empty_cache()
+    return buffers, step, 0 if captures is None else _graph_bytes(cuda, device, worker, captures)
+
+
+def _peak(cuda: Any, device: torch.device, run: Callable[[], object]) -> int:
+    """Bytes that `run` allocates at its peak, beyond what was allocated before."""
+    cuda.synchronize(device)
+    before = cuda.memory_allocated(device)
+    cuda.reset_peak_memory_stats(device)
+    run()
+    cuda.synchronize(device)
+    return int(cuda.max_memory_allocated(device) - before)
+
+
+def _graph_bytes(cuda: Any, device: torch.device, worker: Worker, captures: Captures) -> int:
+    before = cuda.mem_get_info(device)[0]
+    worker.capture(captures)
+    cuda.synchronize(device)
+    cuda.empty_cache()
+    return max(0, int(before - cuda.mem_get_info(device)[0]))
 
 
 def largest_step(

@@ -9,7 +9,7 @@ rows do not notice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from pagedcli.core.plan import TokenLogprob
 from pagedcli.runtime.faults import Fault
 from pagedcli.runtime.sampling_rows import SamplingRow
-from pagedcli.runtime.transfer import integers, reals, to_host
+from pagedcli.runtime.transfer import integers, reals
 
 # Rows handled at once in float64: bounds the memory, and keeps a CPU within its caches.
 _TILE_ROWS = 16
@@ -53,6 +53,11 @@ class SampleRequest:
     slot: int
     position: int
     row: SamplingRow
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the greatest of the model's own logits that is taken."""
+        return self.row.params.is_greedy and not self.row.changes_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +88,19 @@ class Logprobs:
     top: Tensor
     num_top: tuple[int, ...]
 
-    def to_host(self) -> Logprobs:
-        """Start the copy to the host."""
+    def to_host(self, begin: Callable[[Tensor], Tensor]) -> Logprobs:
+        """Start the copies to the host; `begin` as in `HostCopies`."""
         return Logprobs(
-            tokens=to_host(self.tokens),
-            chosen=to_host(self.chosen),
-            ranks=to_host(self.ranks),
-            top_ids=to_host(self.top_ids),
-            top=to_host(self.top),
+            tokens=begin(self.tokens),
+            chosen=begin(self.chosen),
+            ranks=begin(self.ranks),
+            top_ids=begin(self.top_ids),
+            top=begin(self.top),
             num_top=self.num_top,
         )
 
     def read(self) -> list[TokenLogprob]:
-        """As plain values, once `to_host` is complete."""
+        """As plain values, once the copies are complete."""
         columns = (self.tokens, self.chosen, self.ranks, self.top_ids, self.top)
         rows = zip(*(column.tolist() for column in columns), self.num_top, strict=True)
         return [
@@ -116,16 +121,9 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest], store: Tensor) -> 
         Tokens [len(requests)] int64 and faults [len(requests)] int64 (`Fault`), on the device.
     """
     rows = _take(logits, [request.logit_row for request in requests])
-    tokens = rows.argmax(dim=1)
-    # A NaN is found as the greatest, so that the greatest tells of the whole row.
-    finite = torch.isfinite(rows.gather(1, tokens[:, None])[:, 0])
-    tokens = torch.where(finite, tokens, 0)
-    faults = torch.where(finite, int(Fault.NONE), int(Fault.NOT_FINITE))
-    special = [
-        index
-        for index, request in enumerate(requests)
-        if request.row.changes_logits or not request.row.params.is_greedy
-    ]
+    tokens, faults = greatest(rows)
+    finite = faults == int(Fault.NONE)
+    special = [index for index, request in enumerate(requests) if not request.is_plain]
     for first in range(0, len(special), _TILE_ROWS):
         tile = special[first : first + _TILE_ROWS]
         index = integers(tile, logits.device)
@@ -134,6 +132,19 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest], store: Tensor) -> 
         tokens[index] = chosen
         faults[index] = torch.where(left | ~finite[index], faults[index], int(Fault.NOTHING_LEFT))
     return tokens, faults
+
+
+def greatest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Token of the greatest logit of each row [rows] int64, ties to the lowest id, and `Fault`s [rows] int64.
+
+    Reads nothing back to the host, so that it can be part of a CUDA graph.
+    """
+    tokens = logits.argmax(dim=1)
+    # A NaN is found as the greatest, so that the greatest tells of the whole row.
+    wrong = ~torch.isfinite(logits.gather(1, tokens[:, None])[:, 0])
+    # Not `where`, which would send its number to the device, and wait.
+    faults = torch.zeros_like(tokens).masked_fill_(wrong, int(Fault.NOT_FINITE))
+    return tokens.masked_fill(wrong, 0), faults
 
 
 def _take(logits: Tensor, rows: list[int]) -> Tensor:

@@ -1,37 +1,34 @@
 """One rank's device: the model, its KV cache and the batch state; turns a plan into a result. May import torch.
 
-`launch` issues a plan and returns without waiting for the device, `PendingStep.read` waits. On a CPU `launch` computes.
-A worker is used by one thread at a time, and plans are launched in the order of submission (I10).
+`launch` issues a plan and returns without waiting for the device, `PendingStep.read` waits for the plan's results, not
+for later plans. On a CPU `launch` computes. Decode steps are graphs where the worker has any (`decode_graphs`), all
+others are issued op by op. A worker is used by one thread at a time, and plans are launched in the order of submission
+(I10).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pagedcli.core.plan import NO_TOKEN, StepPlan, StepResult, TokenLogprob
 from pagedcli.engine.executor import ExecutorInfo
-from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
-from pagedcli.ops.batch import ForwardBatch, KVCache
 from pagedcli.runtime.batch_state import BatchState, SamplingBatch
+from pagedcli.runtime.decode_graphs import DecodeGraphs, RunsSteps
+from pagedcli.runtime.gpu_memory import out_of_memory
+from pagedcli.runtime.graphs import Captures
 from pagedcli.runtime.kv_cache import PagedKVCache
 from pagedcli.runtime.sampler import Fault, Logprobs
 from pagedcli.runtime.samplers import Sampler, TorchSampler
-from pagedcli.runtime.transfer import integers, to_host
-
-
-class RunsSteps(Protocol):
-    """The part of a model that a worker needs."""
-
-    def forward(self, batch: ForwardBatch, kv: KVCache, /) -> Tensor:
-        """Logits of the batch's logit rows, [num_logit_rows, vocab_size] float32."""
+from pagedcli.runtime.transfer import HostCopies, Mark, host_copies, integers
 
 
 class Timer:
@@ -51,10 +48,6 @@ class Timer:
             self._events[1].record()
         self._seconds = time.perf_counter() - self._started
 
-    def done(self) -> bool:
-        """Whether the device has done it."""
-        return not self._cuda or bool(self._events[1].query())  # type: ignore[no-untyped-call]
-
     def wait(self) -> float:
         """Wait until the device has done it; the seconds it took."""
         if not self._cuda:
@@ -70,35 +63,37 @@ class PendingStep:
     Attributes:
         plan: What was launched.
         sampling: What was asked of the logits.
-        tokens: [len(sampling.samples)] int64, or None without samples.
-        faults: As `tokens`, `Fault` values.
+        timer: Round the work.
+        chosen: [2, len(sampling.samples)] int64, tokens and `Fault` values, or None without samples.
         logprobs: Of sampled tokens, or None.
         prompt: Of prompt tokens, or None.
-        timer: Stopped after the last copy.
+        copied: When all of them are on the host; set once all is issued.
     """
 
     plan: StepPlan
     sampling: SamplingBatch
-    tokens: Tensor | None
-    faults: Tensor | None
-    logprobs: Logprobs | None
-    prompt: Logprobs | None
     timer: Timer
+    chosen: Tensor | None = None
+    logprobs: Logprobs | None = None
+    prompt: Logprobs | None = None
+    copied: Mark | None = None
 
     def done(self) -> bool:
         """Whether `read` would return at once."""
-        return self.timer.done()
+        return self.copied is not None and self.copied.done()
 
     def read(self) -> StepResult:
-        """Wait for the device and return plain values."""
+        """Wait for the results and return plain values."""
+        assert self.copied is not None, "a step that was not issued to its end"
+        self.copied.wait()
         seconds = self.timer.wait()
         count = len(self.plan.entries)
         tokens = [NO_TOKEN] * count
         chosen: list[TokenLogprob | None] = [None] * count
         prompts: list[list[TokenLogprob]] = [[] for _ in range(count)]
         errors: list[str | None] = [None] * count
-        if self.tokens is not None:
-            for entry, token in zip(self.sampling.sample_entries, self.tokens.tolist(), strict=True):
+        if self.chosen is not None:
+            for entry, token in zip(self.sampling.sample_entries, self.chosen[0].tolist(), strict=True):
                 tokens[entry] = token
         if self.logprobs is not None:
             for sample_index, item in zip(self.sampling.logprob_samples, self.logprobs.read(), strict=True):
@@ -124,8 +119,8 @@ class PendingStep:
             for entry, items in enumerate(prompts)
             if any(math.isnan(item.logprob) for item in items)
         ]
-        if self.faults is not None:
-            values = zip(self.sampling.sample_entries, self.faults.tolist(), strict=True)
+        if self.chosen is not None:
+            values = zip(self.sampling.sample_entries, self.chosen[1].tolist(), strict=True)
             faults += [(entry, Fault(value)) for entry, value in values if value != Fault.NONE]
         return faults
 
@@ -145,6 +140,13 @@ class Worker:
         threads: Compute threads on a CPU; 0 leaves torch's setting alone.
         weight_bytes: Memory of the weights, for `info`.
         sampler: As `samplers.sampler_for` chooses it for the model's ops; None: torch.
+        graph_sizes: Numbers of rows for which decode steps are graphs, ascending; none: all steps are issued op by op.
+        copies: How results come to the host; None: as the device does it.
+
+    Attributes:
+        info: Facts for the engine.
+        graph_sizes: As given.
+        num_replays: Decode steps that were carried out as graphs.
     """
 
     def __init__(
@@ -161,12 +163,17 @@ class Worker:
         threads: int = 0,
         weight_bytes: int = 0,
         sampler: Sampler | None = None,
+        graph_sizes: Sequence[int] = (),
+        copies: HostCopies | None = None,
     ) -> None:
         self._model = model
         self._sampler = sampler or TorchSampler()
         self._device = torch.device(device)
         self._threads = threads
         self._prepared = threading.local()
+        self._copies = copies or host_copies(self._device)
+        self.graph_sizes = tuple(graph_sizes)
+        self.num_replays = 0
         self._kv = PagedKVCache(
             num_layers=spec.num_layers,
             num_blocks=num_blocks,
@@ -175,6 +182,7 @@ class Worker:
             head_dim=spec.head_dim,
             dtype=getattr(torch, dtype),
             device=self._device,
+            num_scratch=1 if graph_sizes else 0,
         )
         self._state = BatchState(
             max_num_seqs=max_num_seqs,
@@ -182,7 +190,9 @@ class Worker:
             block_size=block_size,
             vocab_size=spec.vocab_size,
             device=self._device,
+            scratch_block=num_blocks if graph_sizes else 0,
         )
+        self._graphs = DecodeGraphs(model, self._kv, self._state, graph_sizes) if graph_sizes else None
         self.info = ExecutorInfo(
             device=device,
             dtype=dtype,
@@ -197,42 +207,75 @@ class Worker:
         )
 
     @torch.inference_mode()
+    def capture(self, captures: Captures) -> None:
+        """Record the decode steps of all `graph_sizes`; before the first plan."""
+        assert self._graphs is not None, "no sizes were given"
+        self._prepare_thread()
+        self._graphs.capture(captures)
+
+    def add_notes(self, *notes: str) -> None:
+        """More for `info.notes`."""
+        self.info = dataclasses.replace(self.info, notes=self.info.notes + notes)
+
+    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
         """Issue all work of a plan."""
         self._prepare_thread()
         timer = Timer(self._device)
         self._kv.copy_blocks(plan.copies)
-        batch, sampling = self._state.apply(plan)
-        pending = PendingStep(plan, sampling, None, None, None, None, timer)
+        pending = PendingStep(plan, self._state.take(plan), timer)
         try:
-            self._compute(batch, pending)
+            self._compute(pending)
         except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"{self._device} ran out of memory in a step of {plan.num_tokens} tokens ({error}): lower "
-                "--gpu-memory-utilization (less KV) or --max-num-batched-tokens"
+            raise out_of_memory(
+                self._device,
+                f"in a step of {plan.num_tokens} tokens ({error})",
+                "lower --gpu-memory-utilization (less KV) or --max-num-batched-tokens",
             ) from error
         timer.stop()
+        pending.copied = self._copies.mark()
         return pending
 
     def run(self, plan: StepPlan) -> StepResult:
         """Carry a plan out and wait for its result."""
         return self.launch(plan).read()
 
-    def _compute(self, batch: ForwardBatch, pending: PendingStep) -> None:
-        logits = self._model.forward(batch, self._kv)
+    def _compute(self, pending: PendingStep) -> None:
         sampling = pending.sampling
+        if self._graphs is not None and self._graphs.takes(pending.plan):
+            self.num_replays += 1
+            decoded = self._graphs.run(pending.plan)
+            logits, chosen = decoded.logits, decoded.chosen
+            self._sample_special(logits, sampling, chosen)
+            self._deliver(logits, chosen, pending)
+            return
+        logits = self._model.forward(self._state.lay_out(pending.plan), self._kv)
         if sampling.samples:
-            self._sample(logits, sampling, pending)
+            chosen = torch.stack(self._sampler.sample(logits, sampling.samples, self._state.store))
+            self._state.write_tokens(sampling.samples, chosen[0])
+            self._deliver(logits, chosen, pending)
         if sampling.prompt_tokens is not None:
-            pending.prompt = self._sampler.logprobs(logits, sampling.prompt, sampling.prompt_tokens).to_host()
+            prompt = self._sampler.logprobs(logits, sampling.prompt, sampling.prompt_tokens)
+            pending.prompt = prompt.to_host(self._copies.begin)
 
-    def _sample(self, logits: Tensor, sampling: SamplingBatch, pending: PendingStep) -> None:
-        tokens, faults = self._sampler.sample(logits, sampling.samples, self._state.store)
-        self._state.write_tokens(sampling.samples, tokens)
-        pending.tokens, pending.faults = to_host(tokens), to_host(faults)
+    def _sample_special(self, logits: Tensor, sampling: SamplingBatch, chosen: Tensor) -> None:
+        """Choose for the rows for which the greatest logit was not what was asked for, in the place of that."""
+        special = [index for index, request in enumerate(sampling.samples) if not request.is_plain]
+        if not special:
+            return
+        requests = [sampling.samples[index] for index in special]
+        sampled = torch.stack(self._sampler.sample(logits, requests, self._state.store))
+        chosen.index_copy_(1, integers(special, self._device), sampled)
+        self._state.write_tokens(requests, sampled[0])
+
+    def _deliver(self, logits: Tensor, chosen: Tensor, pending: PendingStep) -> None:
+        """Start the way of sampled tokens to the host."""
+        sampling = pending.sampling
+        pending.chosen = self._copies.begin(chosen)
         if sampling.logprobs:
-            chosen = tokens[integers(sampling.logprob_samples, self._device)]
-            pending.logprobs = self._sampler.logprobs(logits, sampling.logprobs, chosen).to_host()
+            tokens = chosen[0][integers(sampling.logprob_samples, self._device)]
+            told = self._sampler.logprobs(logits, sampling.logprobs, tokens)
+            pending.logprobs = told.to_host(self._copies.begin)
 
     def _prepare_thread(self) -> None:
         """Settings that torch keeps for each thread: the current GPU and, built on OpenMP, the number of threads."""

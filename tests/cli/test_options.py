@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from pagedcli.cli.main import run
-from pagedcli.cli.options import MODEL_FLAGS, POOL_FLAGS, SAMPLING_FLAGS
+from pagedcli.cli.options import MODEL_FLAGS, POOL_FLAGS, SAMPLING_FLAGS, with_flags
 from pagedcli.config import EngineConfig
 from pagedcli.core.sampling import SamplingParams
 
@@ -35,6 +37,16 @@ def test_flags_are_declared_once():
     names = [name for flag in FLAGS for name in flag.names]
     assert len(names) == len(set(names))
     assert len({flag.key for flag in FLAGS}) == len(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"), [("--cuda-graphs", True), ("--no-cuda-graphs", False), ("--enforce-eager", False)]
+)
+def test_graphs_go_by_our_names_and_by_vllms(typed, value):
+    app, seen = typer.Typer(), {}
+    app.command()(with_flags(MODEL_FLAGS)(lambda flags: seen.update(flags)))
+    assert CliRunner().invoke(app, [typed]).exit_code == 0
+    assert seen["device.cuda_graphs"].value is value
 
 
 @pytest.mark.parametrize("command", [(), ("generate",), ("doctor",)])

@@ -67,6 +67,20 @@ def test_device() -> None:
         resolve_device(config(gpu_memory_utilization=0.5), has_cuda=False)
 
 
+def test_graphs_are_for_cuda() -> None:
+    assert resolve_device(config(cuda_graphs=False), has_cuda=False) == "cpu"  # what happens anyway
+    assert resolve_device(config(cuda_graphs=True, cuda_graph_sizes=[4, 1]), has_cuda=True) == "cuda"
+    for settings in ({"cuda_graphs": True}, {"cuda_graph_sizes": [1, 8]}):
+        with pytest.raises(ConfigError, match="runs on a CPU"):
+            resolve_device(config(**settings), has_cuda=False)
+    with pytest.raises(ConfigError, match="choose sizes from 1"):
+        config(cuda_graph_sizes=[0])
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        config(cuda_graphs=False, cuda_graph_sizes=[8])
+    with pytest.raises(ConfigError, match="a list of whole numbers"):
+        config(cuda_graph_sizes=8)
+
+
 @pytest.mark.parametrize(
     ("wanted", "stored", "device", "expected"),
     [

@@ -22,6 +22,7 @@ from pagedcli.runtime.batch_state import BatchState
 from pagedcli.runtime.executors import InlineExecutor, ThreadExecutor
 from pagedcli.runtime.worker import Worker
 from tests.cpu.chain_model import ChainModel, chain_spec, oracle, oracle_logprob, params_for
+from tests.graph_support import DoneAgain, LateCopies
 
 MAX_SEQS, MAX_LEN, NUM_BLOCKS = 5, 33, 60
 
@@ -175,10 +176,12 @@ class Workload:
     num_blocks: int
     budget: int
     depth: int
+    graph_sizes: tuple[int, ...] = ()
     outputs: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob | None]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     num_preemptions: int = 0
+    num_replays: int = 0
 
     def run(self, *, threaded: bool) -> None:
         config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=self.budget, depth=self.depth)
@@ -192,7 +195,11 @@ class Workload:
             block_size=self.block_size,
             max_num_seqs=4,
             max_model_len=48,
+            graph_sizes=self.graph_sizes,
+            copies=LateCopies(),
         )
+        if self.graph_sizes:
+            worker.capture(DoneAgain())
         executor: Executor = ThreadExecutor(worker) if threaded else InlineExecutor(worker)
         core = EngineCore(scheduler, executor, self.depth, clock=lambda: 0.0)
         for request in self.requests:
@@ -209,6 +216,7 @@ class Workload:
         executor.close()
         scheduler.check()
         self.num_preemptions = sum(request.num_preemptions for request in self.requests)
+        self.num_replays = worker.num_replays
 
 
 def make_requests(rng: random.Random, count: int) -> list[Request]:
@@ -238,15 +246,21 @@ def make_requests(rng: random.Random, count: int) -> list[Request]:
     st.sampled_from([4, 7, 16, 64]),
     st.sampled_from([1, 2, 3]),
     st.booleans(),
+    st.sampled_from([(), (1, 2, 4), (3,), (2, 3)]),
 )
 @settings(max_examples=25, deadline=None)
 def test_workloads_give_what_each_request_gives_alone(
-    rng: random.Random, pool: tuple[int, int], budget: int, depth: int, threaded: bool
+    rng: random.Random,
+    pool: tuple[int, int],
+    budget: int,
+    depth: int,
+    threaded: bool,
+    graph_sizes: tuple[int, ...],
 ) -> None:
-    """P2, I5: pools so small that requests are preempted, forks, prefix hits, chunks, depths 1 to 3."""
+    """P2, I5: pools so small that requests are preempted, forks, prefix hits, chunks, depths 1 to 3, decode graphs."""
     requests = make_requests(rng, 5)
     prompts = [request.tokens[: request.num_prompt] for request in requests]
-    work = Workload(requests, *pool, budget, depth)
+    work = Workload(requests, *pool, budget, depth, graph_sizes)
     work.run(threaded=threaded)
     for request, prompt in zip(requests, prompts, strict=True):
         assert work.outputs[request.id] == oracle(request, request.params.max_tokens or 0)
@@ -279,8 +293,9 @@ def assert_logprob(item: TokenLogprob | None, want: TokenLogprob | None) -> None
     )
 
 
-def test_the_workloads_do_meet_preemptions() -> None:
+def test_the_workloads_do_meet_preemptions_and_graphs() -> None:
     rng = random.Random(3)
-    work = Workload(make_requests(rng, 8), 4, 12, 16, 2)
+    work = Workload(make_requests(rng, 8), 4, 12, 16, 2, (1, 3))
     work.run(threaded=True)
     assert work.num_preemptions > 0
+    assert work.num_replays > 10

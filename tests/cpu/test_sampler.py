@@ -366,7 +366,7 @@ def test_logprobs_equal_brute_force(values: list[float], asked: list[tuple[int, 
     order = sorted(range(len(values)), key=lambda t: (-values[t], t))
     logits = torch.tensor([values])
     tokens = torch.tensor([token for _, token in asked])
-    results = logprobs(logits, [LogprobRequest(0, num_top) for num_top, _ in asked], tokens).to_host().read()
+    results = logprobs(logits, [LogprobRequest(0, num_top) for num_top, _ in asked], tokens).read()
     for (num_top, token), result in zip(asked, results, strict=True):
         assert result.token == token
         assert result.logprob == pytest.approx(values[token] - norm, abs=1e-12)

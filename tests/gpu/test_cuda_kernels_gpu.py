@@ -6,7 +6,6 @@ import ctypes
 
 import pytest
 import torch
-from paged_kernels import cuda_abi, cuda_build
 
 from pagedcli.ops.cuda_ops import CudaOps
 from pagedcli.ops.cuda_start import wrong_kernels
@@ -21,16 +20,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
 DTYPES = ("bfloat16", "float16")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if cuda_build.find_nvcc() is None:
-        pytest.skip("nvcc is not here: set CUDA_HOME")
-    major, minor = torch.cuda.get_device_capability()
-    path = tmp_path_factory.mktemp("cuda") / cuda_build.LIBRARY
-    cuda_build.build(path, [10 * major + minor])
-    return cuda_abi.load(path)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,6 +14,7 @@ from pagedcli.runtime.executors import ThreadExecutor
 from pagedcli.runtime.sampler import Fault, LogprobRequest, SampleRequest, logprobs, sample
 from pagedcli.runtime.samplers import Sampler
 from pagedcli.runtime.sampling_rows import make_sampling_row
+from pagedcli.runtime.transfer import host_copies
 from pagedcli.runtime.worker import Worker
 from tests.cpu.chain_model import ChainModel, chain_spec
 
@@ -107,9 +108,9 @@ def test_logprobs_are_those_of_the_cpu() -> None:
     tokens = torch.randint(0, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(7))
     requests = [LogprobRequest(i, i % 21) for i in range(40)]
     here = logprobs(logits, requests, tokens).read()
-    pending = logprobs(logits.to(DEVICE), requests, tokens.to(DEVICE)).to_host()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+    copies = host_copies(torch.device(DEVICE))
+    pending = logprobs(logits.to(DEVICE), requests, tokens.to(DEVICE)).to_host(copies.begin)
+    copies.mark().wait()
     for mine, cpu in zip(pending.read(), here, strict=True):
         assert (mine.token, mine.rank, [t for t, _ in mine.top]) == (
             cpu.token,
