@@ -68,7 +68,7 @@ def compile_command(
     include = ["-isystem", str(headers), f"-I{EMULATION}", f"-I{sources}", "-DPAGED_EMULATE"]
     # A loop that fills memory must not become a call that sanitizers intercept.
     plain = ["-O2", "-fno-tree-loop-distribute-patterns"]
-    # -Og: with UBSan, -O1 takes three times as long to compile. What it takes for uninitialized, it does not see through.
+    # -Og: with UBSan, -O1 takes three times as long to compile. What it takes for uninitialized is not.
     sanitized = ["-Og", "-g1", "-Wno-maybe-uninitialized", *SANITIZERS[sanitize]]
     instrumented = sanitized if sanitize else [level]
     language = ["-x", "c++"] if unit.suffix == ".cu" else []

@@ -24,8 +24,8 @@ ROOT = build_emulated.ROOT
 SOURCE = ROOT / "kernels/conformance/conformance.cu"
 GOLDEN = ROOT / "kernels/conformance/golden.json"
 NEAR = 2.0**-11
-"""Largest difference of a "near" result, in parts of the largest of its kind or of itself: 16 products summed in another
-order and kept to fewer bits than float32 has, and functions of a few units in the last place."""
+"""Largest difference of a "near" result, in parts of it or of the largest of all: 16 products summed in another
+order and kept to fewer bits than float32 has; functions that are off by a few units in the last place."""
 LIMIT_S = 60
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -91,7 +91,9 @@ def differences(got: Results, want: Results) -> list[str]:
         wrong = _wrong(here, there, is_near=want[name]["kind"] == "near")
         if wrong:
             at = wrong[0]
-            lines.append(f"{name}: {len(wrong)} of {len(there)} words, the first word {at}: {here[at]} for {there[at]}")
+            lines.append(
+                f"{name}: {len(wrong)} of {len(there)} words, the first word {at}: {here[at]} for {there[at]}"
+            )
     return lines
 
 
@@ -102,7 +104,9 @@ def _wrong(here: list[str], there: list[str], *, is_near: bool) -> list[int]:
         return [at for at, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1]]
     numbers = [(_float(a), _float(b)) for a, b in zip(here, there, strict=True)]
     largest = max((abs(b) for _, b in numbers if abs(b) < 1e4), default=1.0)
-    return [at for at, (a, b) in enumerate(numbers) if not abs(a - b) <= NEAR * max(abs(b), min(largest, 1.0))]
+    return [
+        at for at, (a, b) in enumerate(numbers) if not abs(a - b) <= NEAR * max(abs(b), min(largest, 1.0))
+    ]
 
 
 def _float(word: str) -> float:
@@ -140,7 +144,9 @@ def main() -> int:
     wrong = differences(on_emulator, found)
     kept = golden()
     if kept is None:
-        print(f"no golden data is kept yet: from a GPU, keep {arguments.output} as {GOLDEN.relative_to(ROOT)}")
+        print(
+            f"no golden data is kept yet: from a GPU, keep {arguments.output} as {GOLDEN.relative_to(ROOT)}"
+        )
     else:
         wrong += [f"kept: {line}" for line in differences(found, kept)]
     words = sum(len(result["words"].split()) for result in found.values())

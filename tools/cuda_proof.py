@@ -227,7 +227,7 @@ def run_check(program: Path, cases: Sequence[str], **environment: str) -> tuple[
 
 
 def sound_program(sanitize: str, work: Path) -> Path:
-    """The check without a fault, beside its objects; made once, without a sanitizer from the objects of the tests' library."""
+    """The check without a fault, beside its objects; made once, the plain one of the objects of the tests' library."""
     program = (work / sanitize if sanitize else EMULATED) / "check"
     if sanitize and program.is_file():
         return program
@@ -265,7 +265,7 @@ UNITS = {"attention_rows.cuh": "attention.cu", "codes.cuh": "w4a16.cu"}
 
 
 def plant(bug: Bug, folder: Path) -> Path:
-    """The source to compile, in a copy of all with the fault in it, without the head sizes that its case has no use for."""
+    """The source to compile, in a copy of all with the fault; without the head sizes that its case does not use."""
     shutil.copytree(build_emulated.SOURCES, folder)
     path = folder / bug.file
     text = path.read_text()

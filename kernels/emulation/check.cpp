@@ -2,6 +2,8 @@
 // block of exactly its size. Prints one line for each case; exit code 1 if one is wrong.
 //
 //   paged_cuda_check [CASE ...]     (none: all)
+//
+// On the emulator (PAGED_EMULATE), or compiled by nvcc with the kernels (PAGED_ON_GPU) for compute-sanitizer.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -15,17 +17,40 @@
 
 #include "attention.h"
 #include "elementwise.h"
-#include "runtime.h"
 #include "w4a16.h"
+#ifdef PAGED_ON_GPU
+#include <cuda_runtime.h>
+#else
+#include "runtime.h"
+#endif
 
 namespace {
+
+#ifdef PAGED_ON_GPU
+// Memory that both share; a launch ends before the host reads (CUDA_LAUNCH_BLOCKING).
+void* take_memory(size_t bytes) {
+    void* memory = nullptr;
+    if (cudaMallocManaged(&memory, bytes) != cudaSuccess) {
+        std::fprintf(stderr, "no memory for %zu bytes\n", bytes);
+        std::abort();
+    }
+    return memory;
+}
+void give_back(void* memory) { cudaFree(memory); }
+#else
+void* take_memory(size_t bytes) { return ::operator new(bytes); }
+void give_back(void* memory) { ::operator delete(memory); }
+#endif
+struct GiveBack {
+    void operator()(void* memory) const { give_back(memory); }
+};
 
 template <class T>
 struct Buffer {
     size_t size;
-    std::unique_ptr<T[]> data;
+    std::unique_ptr<T[], GiveBack> data;
 
-    explicit Buffer(size_t count) : size(count), data(new T[count]) {
+    explicit Buffer(size_t count) : size(count), data(static_cast<T*>(take_memory(count * sizeof(T)))) {
         std::memset(static_cast<void*>(data.get()), 0xff, count * sizeof(T));  // NaN
     }
     T& operator[](size_t i) { return data[i]; }
@@ -313,6 +338,8 @@ int main(int count, char** names) {
         std::fflush(stdout);
         wrong += !is_right;
     }
+#ifndef PAGED_ON_GPU
     std::printf("bank conflicts: %llu\n", static_cast<unsigned long long>(emulation::counters().bank_conflicts));
+#endif
     return wrong != 0;
 }

@@ -8,6 +8,8 @@ import pytest
 import torch
 from paged_kernels import cuda_abi, cuda_build
 
+from pagedcli.checkpoint.sources import cache_folder
+from pagedcli.ops.cuda_library import library_in
 from pagedcli.ops.cuda_ops import CudaOps
 from pagedcli.ops.cuda_start import wrong_kernels
 from pagedcli.ops.torch_ops import TorchOps
@@ -22,6 +24,9 @@ DTYPES = ("bfloat16", "float16")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    built = library_in(cache_folder())
+    if built.is_file():
+        return cuda_abi.load(built)
     if cuda_build.find_nvcc() is None:
         pytest.skip("nvcc is not here: set CUDA_HOME")
     major, minor = torch.cuda.get_device_capability()
