@@ -47,9 +47,11 @@ imports: $(STAMP)  ## the layers of docs/architecture.md
 
 docs: $(STAMP)   ## write the generated pages
 	$(BIN)/python tools/cli_docs.py
+	$(BIN)/python tools/cuda_limits.py
 
 docs-check: $(STAMP)  ## the generated pages are up to date
 	$(BIN)/python tools/cli_docs.py --check
+	$(BIN)/python tools/cuda_limits.py --check
 
 sizes:           ## files, functions and settings as a table
 	$(PYTHON) tools/size_table.py
