@@ -87,24 +87,25 @@ def padded(rows: int) -> int:
     return next(size for size in (16, 32, 64) if rows <= size)
 
 
-def product(case: Case) -> Limit:
-    """A product with 4-bit weights, by few_rows_kernel, ring_kernel or dequantized."""
+def product(case: Case) -> list[Limit]:
+    """A product with 4-bit weights, by few_rows_kernel or ring_kernel, or dequantized first."""
     weights = case.inputs * case.outputs
-    # A lane's 32 weights of a block of 1,024: four words of four pairs, 3.5 instructions each, and a load, scales, sums.
+    shape = f"{case.label}, {case.rows} rows"
+    # A lane's 32 weights of a block of 1,024: four words of four pairs, 3.5 instructions each, a load, scales, sums.
     unpack = weights / 1024 * (16 * 3.5 + 12)
     if case.rows > 64:
         dense = 2.0 * weights
-        moved = case.bytes + 2 * dense  # written, read again by cuBLAS
-        return Limit(
-            "dequantize_kernel, cuBLAS", case.label, moved, case.flops, unpack + case.flops / 4096 * 1.5
-        )
+        activations = case.bytes - case.cold_bytes
+        return [
+            Limit("dequantize_kernel", shape, case.cold_bytes + dense, 0.0, unpack),
+            Limit("cuBLAS after it", shape, dense + activations, case.flops, 0.0),
+        ]
     rows = padded(case.rows)
     flops = case.flops / case.rows * rows
     name = "few_rows_kernel" if case.rows <= FEW_ROWS else "ring_kernel"
     # An instruction of a tensor core is 4,096 operations; the ring's blocks also load activations, half as many times.
-    return Limit(
-        name, case.label, case.bytes, flops, unpack + flops / 4096 * (1 if rows == FEW_ROWS else 1.5)
-    )
+    each = 1.0 if rows == FEW_ROWS else 1.5
+    return [Limit(name, shape, case.bytes, flops, unpack + flops / 4096 * each)]
 
 
 def attention(case: Case) -> Limit:
@@ -145,10 +146,7 @@ def limits(family: Family) -> Iterator[Limit]:
         yield attention(Case("attention", "prefill", (), dense, rows, *shape, 1, length))
     for name, (outputs, inputs) in family.matrices().items():
         for rows in (1, 16, 64, 1024) if name == "gate_up" else (1, 16):
-            found = product(Case("linear", name, (), codes, rows, inputs, outputs))
-            yield Limit(
-                found.kernel, f"{found.shape}, {rows} rows", found.bytes, found.flops, found.instructions
-            )
+            yield from product(Case("linear", name, (), codes, rows, inputs, outputs))
     for case in list_cases([family], ops=("norm", "rope", "gated", "embedding"), formats=[dense], rows=(64,)):
         yield rowwise(case)
 

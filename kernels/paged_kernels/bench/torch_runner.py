@@ -2,7 +2,8 @@
 
 On a CPU calls are timed by the clock, on CUDA by events around the replay of a graph of them, so that what Python takes
 to issue a call is not part of it; an op that cannot be recorded is timed as it is issued. Where torch has no op of the
-kind, the shortest composition of its ops stands in. `Opened.op` says both. Torch has no paged attention: its own reads keys that lie in one piece.
+kind, the shortest composition of its ops stands in. `Opened.op` says both. Torch has no paged attention: its own reads
+keys that lie in one piece.
 """
 
 from __future__ import annotations
