@@ -47,9 +47,11 @@ imports: $(STAMP)  ## the layers of docs/architecture.md
 
 docs: $(STAMP)   ## write the generated pages
 	$(BIN)/python tools/cli_docs.py
+	$(BIN)/python tools/cuda_limits.py
 
 docs-check: $(STAMP)  ## the generated pages are up to date
 	$(BIN)/python tools/cli_docs.py --check
+	$(BIN)/python tools/cuda_limits.py --check
 
 sizes:           ## files, functions and settings as a table
 	$(PYTHON) tools/size_table.py
@@ -62,8 +64,10 @@ test-core:       ## the core in an environment without torch, numpy or transform
 	$(VENV)-core/bin/pip install --quiet pytest pytest-timeout hypothesis
 	PYTHONPATH=. $(VENV)-core/bin/pytest tests/core -m 'not nightly' -p no:cacheprovider $(ARGS)
 
-nightly: $(STAMP)  ## the long proofs: 10,000 workloads, soaks
+nightly: $(STAMP)  ## the long proofs: 10,000 workloads, soaks, machine code for every GPU
 	$(BIN)/pip install --quiet -e '.[clients]'
+	$(BIN)/pip install --quiet --no-deps nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37
+	$(BIN)/python tools/cuda_proof.py --only machine-code --architectures 80,86,89,90
 	$(BIN)/pytest -m 'nightly or not nightly' --timeout 7200 --soak-seconds 3600
 
 soak: $(STAMP)   ## the server under 64 clients for two minutes

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,7 @@ SMALL = (
 )
 """Cases of few enough threads for ThreadSanitizer."""
 LIMIT_S = 300
+EMULATED = build_emulated.ROOT / "build/emulated"
 ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
 
 
@@ -343,9 +345,21 @@ def run_check(program: Path, cases: Sequence[str], **environment: str) -> tuple[
     return done.returncode == 0, (telling[0] if telling else f"exit code {done.returncode}")[:160]
 
 
+def sound_program(sanitize: str, work: Path) -> Path:
+    """The check without a fault, beside its objects; made once, the plain one of the objects of the tests' library."""
+    program = (work / sanitize if sanitize else EMULATED) / "check"
+    if sanitize and program.is_file():
+        return program
+    if sanitize:
+        return build_emulated.build_check(work / sanitize, sanitize=sanitize)
+    library = build_emulated.build(EMULATED)
+    is_current = program.is_file() and program.stat().st_mtime > library.stat().st_mtime
+    return program if is_current else build_emulated.build_check_beside(library)
+
+
 def emulate(result: Result, work: Path) -> None:
     """Threads in turn, then in random orders."""
-    program = build_emulated.build_check(work / "plain")
+    program = sound_program("", work)
     for seed in (None, *SEEDS):
         environment = {} if seed is None else {"EMULATION_SEED": str(seed)}
         ok, detail = run_check(program, (), **environment)
@@ -360,7 +374,7 @@ def emulate(result: Result, work: Path) -> None:
 def sanitize(result: Result, work: Path) -> None:
     """Each sanitizer over its cases."""
     for name, cases in (("address", ()), ("thread", SMALL)):
-        program = build_emulated.build_check(work / name, sanitize=name)
+        program = sound_program(name, work)
         ok, detail = run_check(program, cases)
         result.add("sanitize", f"{name} sanitizer, {len(cases) or 'all'} cases", ok, "" if ok else detail)
 
@@ -374,14 +388,22 @@ UNITS = {
 
 
 def plant(bug: Bug, folder: Path) -> Path:
-    """The source to compile, in a copy of all with the fault in it."""
+    """The source to compile, in a copy of all with the fault; without the head sizes that its case does not use."""
     shutil.copytree(build_emulated.SOURCES, folder)
     path = folder / bug.file
     text = path.read_text()
     if text.count(bug.old) != 1:
         raise ValueError(f"{bug.name}: what it replaces stands {text.count(bug.old)} times in {bug.file}")
     path.write_text(text.replace(bug.old, bug.new))
-    return folder / UNITS.get(bug.file, bug.file)
+    unit = folder / UNITS.get(bug.file, bug.file)
+    unit.write_text(with_head_size(unit.read_text(), bug.case.rpartition("-")[2]))
+    return unit
+
+
+def with_head_size(text: str, size: str) -> str:
+    """A source in which attention is compiled for one head size alone: that is most of its time."""
+    sizes = re.compile(r"^ *case (\d+): return run\.template operator\(\)<T, \1>\(\);\n", re.MULTILINE)
+    return sizes.sub(lambda line: line[0] if line[1] == size else "", text)
 
 
 def sanitizer_of(bug: Bug) -> str:
@@ -406,10 +428,7 @@ def catch(bug: Bug, sound: Path, work: Path) -> tuple[bool, str]:
 
 def bugs(result: Result, work: Path) -> None:
     """All planted faults, as many at a time as there are cores."""
-    sound = {name: work / (name or "plain") for name in build_emulated.SANITIZERS}
-    for name, folder in sound.items():
-        if not (folder / "check").is_file():
-            build_emulated.build_check(folder, sanitize=name)
+    sound = {name: sound_program(name, work).parent for name in build_emulated.SANITIZERS}
 
     def one(bug: Bug) -> tuple[bool, str]:
         return catch(bug, sound[sanitizer_of(bug)], work / "bugs")

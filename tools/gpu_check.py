@@ -1,10 +1,13 @@
 """Everything that means something on a GPU, in one command that needs no network: `make gpu-check`.
 
-    python tools/gpu_check.py [--json FILE]
+    python tools/gpu_check.py [--json FILE] [--only PART ...] [--seconds 470]
 
-Runs each part in a process of its own under a time limit, goes on when one fails, prints a table and writes JSON. It
-uses the Python that runs it (not the checkout's environment, which may have no CUDA build of torch) and the checkout's
-sources. Exit code 0: all parts passed; 1: a part failed; 2: there is no CUDA device or no torch.
+Builds the kernels for this GPU alone, holds the wrappers' conformance data against the emulator, runs the GPU tests and
+compute-sanitizer on small cases, then measures kernels and whole models. Each part is a process of its own under a time
+limit; one that fails does not stop the rest, and what no time is left for is said. Prints a table and writes JSON.
+
+It uses the Python that runs it (not the checkout's environment, which may have no CUDA build of torch) and the
+checkout's sources. Exit code 0: all parts passed; 1: a part failed; 2: there is no CUDA device or no torch.
 """
 
 from __future__ import annotations
@@ -12,50 +15,156 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import gpu_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = ("-m", "pytest", "-q", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider")
 TAIL_CHARACTERS = 4000
+TOTAL_S = 470
+LEAST_S = 8
+"""A part that has less is left out."""
+MODELS = ("paged-bf16", "paged-int4", "transformers")
 _PAGED = "from pagedcli.cli.main import main; main()"
 
 
-def parts(build: Path, model: Path) -> list[tuple[str, tuple[str, ...], int]]:
-    """(name, arguments for Python, seconds allowed) of each part, the most important first."""
-    bench = ("--device", "cuda", "--model", str(model), "--json", str(build / "gpu-compare.json"))
-    return [
-        ("ops and kernels", (*PYTEST, "tests/gpu", "-m", "gpu"), 240),
-        ("write a model of SmolLM2's shape", (str(ROOT / "tools/random_model.py"), str(model)), 60),
-        ("comparison", ("-c", _PAGED, "bench", "compare", "--short", *bench), 150),
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process.
+
+    Attributes:
+        name: For the table and `--only`.
+        arguments: For Python.
+        limit_s: At most; less where less is left of the whole.
+        writes: JSON that it leaves, taken into the report also if it was stopped.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    limit_s: float
+    writes: Path | None = None
+
+
+def parts(build: Path, architecture: int) -> list[Part]:
+    """All parts, the most important first; `build` is where they write."""
+    tools, conformance = ROOT / "tools", build / "conformance.json"
+    built = ("-c", _PAGED, "build-cuda", "--arch", str(architecture), "--force")
+    found = [
+        Part("build", built, 150),
+        Part(
+            "conformance",
+            (*_tool("conformance.py"), "gpu", "-o", str(conformance), "--architecture", str(architecture)),
+            60,
+            conformance,
+        ),
+        Part("tests", (*PYTEST, "tests/gpu", "-m", "gpu"), 100),
+        Part(
+            "kernels",
+            (*_tool("gpu_kernels.py"), "--json", str(build / "kernels.json")),
+            100,
+            build / "kernels.json",
+        ),
     ]
+    found += [
+        Part(
+            name,
+            (str(tools / "gpu_model.py"), name, "--json", str(build / f"{name}.json")),
+            75,
+            build / f"{name}.json",
+        )
+        for name in MODELS
+    ]
+    sanitize = (
+        *_tool("gpu_sanitize.py"),
+        "--architecture",
+        str(architecture),
+        "-o",
+        str(build / "check-gpu"),
+    )
+    return [*found, Part("sanitizer", sanitize, 75)]
 
 
-def run_part(name: str, arguments: tuple[str, ...], limit_s: int) -> dict[str, Any]:
-    """Run one part; its outcome, time and the end of what it printed."""
+def _tool(name: str) -> tuple[str, ...]:
+    return (str(ROOT / "tools" / name),)
+
+
+def environment(build: Path) -> dict[str, str]:
+    """Of a part: the checkout's sources, a cache of its own, no network."""
     paths = [str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "NO_COLOR": "1"}
-    started = time.monotonic()
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=ROOT, env=environment, timeout=limit_s, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
-        outcome, output = ("passed" if done.returncode == 0 else f"exit code {done.returncode}"), done.stdout
-    except subprocess.TimeoutExpired as expired:
-        raw = expired.stdout or b""
-        output = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
-        outcome = f"over {limit_s} s"
     return {
-        "name": name,
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PAGED_CACHE": str(build / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "NO_COLOR": "1",
+    }
+
+
+def run_part(part: Part, limit_s: float, variables: dict[str, str]) -> dict[str, Any]:
+    """Run one part; its outcome, time, the end of what it printed and what it wrote."""
+    if part.writes is not None:
+        part.writes.unlink(missing_ok=True)
+    started = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, *part.arguments], cwd=ROOT, env=variables, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+            code = process.returncode
+            outcome = "passed" if code == 0 else f"exit code {code}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its own children, too: they hold the GPU
+            output, _ = process.communicate()
+            outcome = f"over {limit_s:.0f} s"
+    return {
+        "name": part.name,
         "outcome": outcome,
         "seconds": round(time.monotonic() - started, 1),
         "output": output[-TAIL_CHARACTERS:],
+        "data": _read(part.writes),
     }
+
+
+def _read(path: Path | None) -> Any:
+    """JSON that a part left, or None; what was cut off in the middle is none."""
+    if path is None or not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError:
+        return None
+
+
+def run_all(chosen: Sequence[Part], total_s: float, variables: dict[str, str]) -> list[dict[str, Any]]:
+    """Part after part until the time is up."""
+    end = time.monotonic() + total_s
+    results = []
+    for part in chosen:
+        left = end - time.monotonic()
+        if left < LEAST_S:
+            result = {
+                "name": part.name,
+                "outcome": "left out: no time",
+                "seconds": 0.0,
+                "output": "",
+                "data": None,
+            }
+        else:
+            result = run_part(part, min(part.limit_s, left), variables)
+        print(f"{result['name']:14} {result['outcome']:20} {result['seconds']:7.1f} s", flush=True)
+        results.append(result)
+    return results
 
 
 def device() -> dict[str, Any] | None:
@@ -77,11 +186,13 @@ def device() -> dict[str, Any] | None:
     }
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run all parts, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description="Check paged on this machine's GPU.")
-    parser.add_argument("--json", type=Path, default=ROOT / "build/gpu-check.json")
-    arguments = parser.parse_args()
+    parser.add_argument("--json", type=Path, default=ROOT / "build/gpu-check/report.json")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="names of parts")
+    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all of it")
+    arguments = parser.parse_args(words)
     found = device()
     if found is None:
         print(
@@ -89,14 +200,20 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    build = arguments.json.parent
+    build = arguments.json.resolve().parent
     build.mkdir(parents=True, exist_ok=True)
-    results = [run_part(*part) for part in parts(build, build / "random-model")]
-    arguments.json.write_text(json.dumps({"device": found, "parts": results}, indent=2) + "\n")
-    print(f"{found['gpu']}, torch {found['torch']}, Python {found['python']}")
+    known = parts(build, int(found["capability"].replace(".", "")))
+    chosen = [part for part in known if arguments.only is None or part.name in arguments.only]
+    if not chosen or (arguments.only and len(chosen) < len(set(arguments.only))):
+        parser.error(f"--only {' '.join(arguments.only)}: choose of {' '.join(part.name for part in known)}")
+    results = run_all(chosen, arguments.seconds, environment(build))
+    arguments.json.write_text(json.dumps({"device": found, "parts": results}, indent=1) + "\n")
+    table = gpu_table.markdown(found, results)
+    arguments.json.with_suffix(".md").write_text(table)
+    print(table)
     for result in results:
-        print(f"{result['name']:40} {result['outcome']:16} {result['seconds']:7.1f} s")
-        print("    " + result["output"].strip().replace("\n", "\n    "))
+        if result["outcome"] != "passed":
+            print(f"---- {result['name']}: {result['outcome']}\n{result['output']}")
     return 0 if all(result["outcome"] == "passed" for result in results) else 1
 
 

@@ -127,9 +127,11 @@ def measure(source: Path, architecture: int, work: Path) -> dict[str, Figures]:
     nvcc = cuda_build.find_nvcc()
     if nvcc is None:
         raise cuda_build.CudaBuildError("nvcc is not here")
-    output = work / f"{source.stem}-{architecture}.o"
-    code = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    command = [str(nvcc), *cuda_build.FLAGS, code, "-Xptxas", "-v", "-c", str(source), "-o", str(output)]
+    output = (
+        work / f"{source.stem}-{architecture}.cubin"
+    )  # of the GPU's side alone: nothing is compiled for the host
+    code = ["-cubin", f"-arch=sm_{architecture}", "-Xptxas", "-v"]
+    command = [str(nvcc), *cuda_build.FLAGS, *code, str(source), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise cuda_build.CudaBuildError(done.stderr.strip()[-400:])

@@ -13,6 +13,7 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +27,8 @@ OVERTIME = 8
 """A case's rounds end when it has taken so many times the time it was given; the least number of rounds is done."""
 TORCH_VARIANTS = ("torch", "torch-engine")
 """Torch's own op, and the engine's torch backend."""
+CUDA_VARIANT = "cuda"
+"""Our CUDA kernels; the process that measures torch has them too."""
 
 
 class WorkerError(PagedError):
@@ -215,7 +218,13 @@ def _turned(variants: Sequence[str], number: int) -> list[str]:
 
 
 def start_workers(
-    *, native: bool, torch_device: str | None, threads: int, cpus: Sequence[int], cold_bytes: int = 0
+    *,
+    native: bool,
+    torch_device: str | None,
+    threads: int,
+    cpus: Sequence[int],
+    cold_bytes: int = 0,
+    library: Path | None = None,
 ) -> list[Worker]:
     """The processes.
 
@@ -225,13 +234,14 @@ def start_workers(
         threads: Compute threads of a CPU.
         cpus: Logical CPUs for the native kernels' threads.
         cold_bytes: Of copies that take turns; 0: as the machine's caches are.
+        library: Of our CUDA kernels, measured beside torch; None: they are not.
     """
     workers: list[Worker] = []
     try:
         if native:
             workers.append(Worker(worker_command("native", threads, cpus, "cpu", cold_bytes)))
         if torch_device is not None:
-            workers.append(Worker(worker_command("torch", threads, (), torch_device, cold_bytes)))
+            workers.append(Worker(worker_command("torch", threads, (), torch_device, cold_bytes, library)))
     except WorkerError:
         for worker in workers:
             worker.close()

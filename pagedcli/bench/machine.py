@@ -176,11 +176,12 @@ def _measure_with_numpy(products: str, threads: int, why: str) -> MachineLimits:
 
 
 def _measure_cuda(products: str) -> MachineLimits:
-    """Reading by a sum, products by torch's own matrix product."""
+    """Memory by a copy, read and written bytes together; products by torch's own matrix product."""
     import torch
 
     dtype = getattr(torch, products)
-    buffer = torch.ones(1 << 28, dtype=torch.float32, device="cuda")
+    source = torch.ones(1 << 28, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
     left = torch.ones(8192, 8192, dtype=dtype, device="cuda")
 
     def done(work: Callable[[], object]) -> Callable[[], None]:
@@ -190,6 +191,6 @@ def _measure_cuda(products: str) -> MachineLimits:
 
         return run
 
-    reading = buffer.numel() * 4 / _best_seconds(done(buffer.sum))
+    copying = 2 * source.nbytes / _best_seconds(done(lambda: target.copy_(source)))
     flops = 2 * 8192**3 / _best_seconds(done(lambda: left @ left))
-    return MachineLimits("cuda", 0, reading, flops, products, f"torch {torch.__version__}")
+    return MachineLimits("cuda", 0, copying, flops, products, f"torch {torch.__version__}: a copy, a product")

@@ -10,18 +10,28 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pagedcli.bench.environment import LoadMeter, describe_machine, provenance
 from pagedcli.bench.kernel_results import case_dict, report_dict
-from pagedcli.bench.kernels import TORCH_VARIANTS, KernelBench, KernelTimes, Worker, start_workers
+from pagedcli.bench.kernels import (
+    CUDA_VARIANT,
+    TORCH_VARIANTS,
+    KernelBench,
+    KernelTimes,
+    Worker,
+    start_workers,
+)
 from pagedcli.bench.machine import MachineLimits, measure_limits
 from pagedcli.bench.report.files import check_outputs
+from pagedcli.checkpoint.sources import cache_folder
 from pagedcli.cli.bench_output import show_and_write
 from pagedcli.cli.bench_progress import CountedProgress
 from pagedcli.cli.console import Messages, make_messages
 from pagedcli.config_file import show_bytes, suggestion
 from pagedcli.errors import ConfigError, PagedError, how_to_install
+from pagedcli.ops.cuda_library import library_in
 from pagedcli.ops.kernel_cases import FAMILIES, FORMATS, OPS, Case, list_cases, native_variants
 from pagedcli.ops.select import has_cuda, require_native, require_torch, torch_is_installed
 from pagedcli.runtime.threads import compute_threads, core_cpus
@@ -62,11 +72,13 @@ class Backends:
         native: Variants of the native kernels.
         torch: Torch's variants; none where it is not installed.
         notes: What a user must know.
+        library: Of our CUDA kernels, measured in the process of torch.
     """
 
     native: tuple[str, ...]
     torch: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    library: Path | None = None
 
 
 def run_kernels(options: KernelOptions) -> int:
@@ -93,6 +105,7 @@ def run_kernels(options: KernelOptions) -> int:
         torch_device=options.device if backends.torch else None,
         threads=threads,
         cpus=core_cpus()[:threads] if threads <= len(core_cpus()) else (),
+        library=backends.library,
     )
     times, is_whole = _measure(options, backends, workers, cases, messages)
     load.end()
@@ -250,12 +263,16 @@ def _cuda_backends(wanted: Sequence[str]) -> Backends:
     require_torch("--device cuda")
     if not has_cuda():
         raise ConfigError("--device cuda: there is no CUDA device here: leave it out")
+    known = (*TORCH_VARIANTS, CUDA_VARIANT)
     for name in wanted:
-        if name not in ("best", ALL, *TORCH_VARIANTS):
-            raise ConfigError(
-                f"--variant {name} runs on a CPU: with --device cuda choose {', '.join(TORCH_VARIANTS)}"
-            )
-    return Backends((), TORCH_VARIANTS)
+        if name not in ("best", ALL, *known):
+            raise ConfigError(f"--variant {name} runs on a CPU: with --device cuda choose {', '.join(known)}")
+    library = library_in(cache_folder())
+    if not library.is_file():
+        if CUDA_VARIANT in wanted:
+            raise ConfigError("--variant cuda: our CUDA kernels are not built: run paged build-cuda")
+        return Backends((), TORCH_VARIANTS, ("our CUDA kernels are not built (run: paged build-cuda)",))
+    return Backends((), known, library=library)
 
 
 def _threads(options: KernelOptions) -> int:

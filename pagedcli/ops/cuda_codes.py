@@ -110,6 +110,25 @@ def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     )
 
 
+def pack_codes(codes: Tensor) -> Tensor:
+    """As `cuda_pack.pack_codes`, on the device of the codes: a model has billions of them.
+
+    Args:
+        codes: uint8 [out, in], 0 to 15.
+
+    Returns:
+        int32 [in / 64, out / 16, 32, 4], the bits of the words.
+    """
+    outputs, inputs = codes.shape
+    tiles, steps = outputs // cuda_pack.BLOCK_OUTPUTS, inputs // cuda_pack.BLOCK_INPUTS
+    parts = codes.reshape(tiles, cuda_pack.BLOCK_OUTPUTS, steps, 4, 4, 4)
+    packed = torch.zeros((steps, tiles, 8, 4, 4), dtype=torch.int32, device=codes.device)
+    for nibble, (output, at) in enumerate(cuda_pack.NIBBLES):
+        half = parts[:, output : output + 8, :, :, :, at].permute(2, 0, 1, 3, 4)
+        packed |= half.to(torch.int32) << (4 * nibble)
+    return packed.reshape(steps, tiles, 32, 4)
+
+
 def make_codes(
     parts: Sequence[QuantizedPart], bias: Tensor | None, dtype: str, device: torch.device
 ) -> CudaCodes:
@@ -127,10 +146,10 @@ def make_codes(
     def along_outputs(arrays: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(arrays).T.astype(np.float32).copy()).to(device, kind)
 
-    codes = np.concatenate([np.asarray(part.codes) for part in parts])
+    codes = torch.from_numpy(np.concatenate([np.asarray(part.codes) for part in parts])).to(device)
     if order is not None:
-        codes = codes[:, order]
-    packed = torch.from_numpy(cuda_pack.pack_codes(codes).view(np.int32)).to(device)
+        codes = codes[:, torch.from_numpy(order).to(device)]
+    packed = pack_codes(codes)
     zeros = along_outputs(
         [np.asarray(part.zeros, dtype=np.float32) + cuda_pack.ZERO_BIAS[dtype] for part in parts]
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from paged_kernels.bench.cases import (
     CONTEXTS,
@@ -37,7 +38,9 @@ __all__ = [
 WORKER = "paged_kernels.bench.worker"
 
 
-def worker_command(kind: str, threads: int, cpus: Sequence[int], device: str, cold_bytes: int) -> list[str]:
+def worker_command(
+    kind: str, threads: int, cpus: Sequence[int], device: str, cold_bytes: int, library: Path | None = None
+) -> list[str]:
     """Starts a worker; see `paged_kernels.bench.worker`.
 
     Args:
@@ -46,9 +49,14 @@ def worker_command(kind: str, threads: int, cpus: Sequence[int], device: str, co
         cpus: Logical CPUs for the native kernels' threads.
         device: Of torch.
         cold_bytes: Of copies that take turns; 0: as the machine's caches are.
+        library: Of our CUDA kernels, for "torch"; None: they are not measured.
     """
     options = ["--threads", str(threads), "--device", device, "--cold-bytes", str(cold_bytes)]
-    return [sys.executable, "-m", WORKER, kind, *options, "--cpus", ",".join(str(cpu) for cpu in cpus)]
+    ours = [] if library is None else ["--library", str(library)]
+    return [
+        *(sys.executable, "-m", WORKER, kind, *options, *ours),
+        *("--cpus", ",".join(str(cpu) for cpu in cpus)),
+    ]
 
 
 def native_variants() -> tuple[str, ...]:

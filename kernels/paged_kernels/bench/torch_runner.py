@@ -1,7 +1,9 @@
 """Cases on torch: its own op for each, and the ops that the engine composes of them. Imports torch.
 
-On a CPU calls are timed by the clock, on CUDA by events. Where torch has no op of the kind, the shortest composition of
-its ops stands in, and `Opened.op` says so. Torch has no paged attention: its own reads keys that lie in one piece.
+On a CPU calls are timed by the clock, on CUDA by events around the replay of a graph of them, so that what Python takes
+to issue a call is not part of it; an op that cannot be recorded is timed as it is issued. Where torch has no op of the
+kind, the shortest composition of its ops stands in. `Opened.op` says both. Torch has no paged attention: its own reads
+keys that lie in one piece.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ Array = npt.NDArray[Any]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LEAST_SECONDS = 0.002
 """Of one measurement: so many calls."""
+LEAST_RECORDED, MOST_RECORDED = 16, 512
+"""Calls in a CUDA graph."""
 MAX_COPIES = 4096
 ROWWISE_COPIES = 16
 VARIANTS = ("torch", "torch-engine")
@@ -43,7 +47,7 @@ class TorchRunner:
         cold_bytes: Of the copies of a case's weights or keys together, at least.
     """
 
-    variants = VARIANTS
+    variants: tuple[str, ...] = VARIANTS
 
     def __init__(self, threads: int, device: str, cold_bytes: int) -> None:
         torch.set_num_threads(threads)
@@ -58,15 +62,16 @@ class TorchRunner:
         Raises:
             UnavailableError: Torch has nothing for the case.
         """
-        if self._data is None or self._data.case != case:
-            self._data = Data(case)
         make = (_OWN if variant == "torch" else _ENGINE).get(case.op)
         if make is None:
             raise UnavailableError("the engine's torch backend runs the same ops")
-        with torch.inference_mode():
-            made = make(self, self._data)
-            got = made.result()
-        return Opened(_Timer(made.calls, self.device), self._data.error(got), made.op)
+        return opened(self, self.data_of(case), make)
+
+    def data_of(self, case: Case) -> Data:
+        """The case's numbers; kept until another case comes."""
+        if self._data is None or self._data.case != case:
+            self._data = Data(case)
+        return self._data
 
     # ---- what cases are made of
 
@@ -90,6 +95,18 @@ class TorchRunner:
             )
         return self._kept[1]
 
+    def pages(self, data: Data) -> list[Tensor]:
+        """Keys and values, [blocks, kv heads, page size, head_dim] each."""
+        case = data.case
+        shape = (data.block_table.size, case.heads[1], case.page_size, case.heads[2])
+        caches = [torch.zeros(shape, dtype=DTYPES[data.dtype], device=self.device) for _ in data.kv]
+        for cache, part in zip(caches, data.kv, strict=True):
+            of_sequence = self.tensor(part)
+            for sequence in range(case.sequences):
+                slots = torch.from_numpy(data.cells(sequence)[: case.context]).to(self.device)
+                cache[slots // case.page_size, :, slots % case.page_size] = of_sequence
+        return caches
+
     def sampled(self, result: Tensor) -> Array:
         """The part of [rows, outputs] that is compared."""
         assert self._data is not None, "a case is open"
@@ -97,36 +114,67 @@ class TorchRunner:
         return found
 
 
-class _Timer:
-    """Times so many calls, in turns, that it takes some milliseconds."""
+class Timer:
+    """Times so many calls, in turns, that it takes some milliseconds.
+
+    Args:
+        calls: Take turns.
+        device: On CUDA their work is recorded and replayed.
+
+    Attributes:
+        is_recorded: Whether what is timed is a replay.
+    """
 
     def __init__(self, calls: Sequence[Callable[[], Any]], device: torch.device) -> None:
         self._calls, self._device = calls, device
         self._next, self._count = 0, 1
-        self()  # the first call of an op may compile or look up something
+        self._graph: Any = None
+        self.is_recorded = False
+        self._issue()  # the first call of an op may compile or look up something
+        if device.type == "cuda":
+            self._record()
         while self._count < len(calls) * 64 and self()[0] < LEAST_SECONDS:
             self._count *= 2
 
     def __call__(self) -> tuple[float, int]:
         """(seconds, calls)."""
-        first = self._next
-        self._next += self._count
-        turns = [self._calls[at % len(self._calls)] for at in range(first, first + self._count)]
         with torch.inference_mode():
             if self._device.type == "cuda":
-                return _by_events(turns), self._count
+                return _by_events(self._issue), self._count * (self._in_graph if self.is_recorded else 1)
             started = time.perf_counter()
-            for call in turns:
-                call()
+            self._issue()
             return time.perf_counter() - started, self._count
 
+    def _issue(self) -> None:
+        if self.is_recorded:
+            for _ in range(self._count):
+                self._graph.replay()
+            return
+        first = self._next
+        self._next += self._count
+        for at in range(first, self._next):
+            self._calls[at % len(self._calls)]()
 
-def _by_events(calls: Sequence[Callable[[], Any]]) -> float:
+    def _record(self) -> None:
+        """All calls once, or some turns of them."""
+        self._in_graph = min(MOST_RECORDED, len(self._calls) * -(-LEAST_RECORDED // len(self._calls)))
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            with torch.inference_mode(), torch.cuda.graph(graph):
+                for at in range(self._in_graph):
+                    self._calls[at % len(self._calls)]()
+        except RuntimeError:  # it asks the device for something on its way: timed as it is issued, and said
+            torch.cuda.synchronize()
+            return
+        self._graph, self.is_recorded = graph, True
+
+
+def _by_events(issue: Callable[[], None]) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()
-    for call in calls:
-        call()
+    issue()
     end.record()
     torch.cuda.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
@@ -141,8 +189,19 @@ class Made:
     op: str
 
 
-def _made(runner: TorchRunner, op: str, calls: Sequence[Callable[[], Tensor]]) -> Made:
+def made(runner: TorchRunner, op: str, calls: Sequence[Callable[[], Tensor]]) -> Made:
+    """Of calls whose results are compared as they are."""
     return Made(calls, lambda: runner.sampled(calls[0]()), op)
+
+
+def opened(runner: Any, data: Data, make: Callable[[Any, Data], Made]) -> Opened:
+    """A case made, run once and compared, ready to be timed."""
+    with torch.inference_mode():
+        ready = make(runner, data)
+        got = ready.result()
+    timer = Timer(ready.calls, runner.device)
+    is_issued = runner.device.type == "cuda" and not timer.is_recorded
+    return Opened(timer, data.error(got), f"{ready.op} (issued one by one)" if is_issued else ready.op)
 
 
 # ---- linears
@@ -162,7 +221,7 @@ def _linear(runner: TorchRunner, data: Data) -> Made:
         return product.float() if as_logits else product
 
     op = "linear" if not data.case.format.bits else f"linear of {data.dtype}"
-    return _made(runner, op, [partial(call, weight) for (weight,) in _dense(runner, data)])
+    return made(runner, op, [partial(call, weight) for (weight,) in _dense(runner, data)])
 
 
 def _dense(runner: TorchRunner, data: Data) -> list[Any]:
@@ -201,7 +260,7 @@ def _int4(runner: TorchRunner, data: Data, x: Tensor) -> Made:
     product = torch._weight_int4pack_mm_for_cpu if on_cpu else torch._weight_int4pack_mm
     weights = runner.copies(data.case.weight_key, pack)
     calls = [partial(product, x, weight, item.group_size, pairs) for weight, pairs in weights]
-    return _made(runner, product.__name__, calls)
+    return made(runner, product.__name__, calls)
 
 
 def _int8(runner: TorchRunner, data: Data, x: Tensor) -> Made:
@@ -213,7 +272,7 @@ def _int8(runner: TorchRunner, data: Data, x: Tensor) -> Made:
 
     weights = runner.copies(data.case.weight_key, pack)
     calls = [partial(torch._weight_int8pack_mm, x, weight, scales) for weight, scales in weights]
-    return _made(runner, "_weight_int8pack_mm", calls)
+    return made(runner, "_weight_int8pack_mm", calls)
 
 
 def _engine_linear(runner: TorchRunner, data: Data) -> Made:
@@ -221,7 +280,7 @@ def _engine_linear(runner: TorchRunner, data: Data) -> Made:
     x = runner.tensor(data.x)
     product = tiled_linear if runner.device.type == "cpu" else functional.linear
     calls = [partial(product, x, weight, None) for (weight,) in _dense(runner, data)]
-    return _made(runner, product.__name__, calls)
+    return made(runner, product.__name__, calls)
 
 
 # ---- row by row
@@ -230,35 +289,35 @@ def _engine_linear(runner: TorchRunner, data: Data) -> Made:
 def _norm(runner: TorchRunner, data: Data) -> Made:
     x, weight = runner.tensor(data.x), runner.tensor(data.norm_weight)
     shape = (data.case.inputs,)
-    return _made(runner, "+, rms_norm", [lambda: functional.rms_norm(x + x, shape, weight, NORM_EPS)])
+    return made(runner, "+, rms_norm", [lambda: functional.rms_norm(x + x, shape, weight, NORM_EPS)])
 
 
 def _engine_norm(runner: TorchRunner, data: Data) -> Made:
     x, weight = runner.tensor(data.x), runner.tensor(data.norm_weight)
-    return _made(runner, "add_rms_norm", [lambda: reference.add_rms_norm(x, x, weight, NORM_EPS)[0]])
+    return made(runner, "add_rms_norm", [lambda: reference.add_rms_norm(x, x, weight, NORM_EPS)[0]])
 
 
 def _gated(runner: TorchRunner, data: Data) -> Made:
     x = runner.tensor(data.x)
     half = data.case.outputs
-    return _made(runner, "silu, *", [lambda: functional.silu(x[:, :half]) * x[:, half:]])
+    return made(runner, "silu, *", [lambda: functional.silu(x[:, :half]) * x[:, half:]])
 
 
 def _engine_gated(runner: TorchRunner, data: Data) -> Made:
     x = runner.tensor(data.x)
-    return _made(runner, "gated", [lambda: reference.gated(x, "silu")])
+    return made(runner, "gated", [lambda: reference.gated(x, "silu")])
 
 
 def _embedding(runner: TorchRunner, data: Data) -> Made:
     table = runner.tensor(data.table)
     turns = [runner.tensor(data.other_ids(turn), torch.int64) for turn in range(64)]
-    return _made(runner, "embedding", [partial(functional.embedding, ids, table) for ids in turns])
+    return made(runner, "embedding", [partial(functional.embedding, ids, table) for ids in turns])
 
 
 def _engine_embedding(runner: TorchRunner, data: Data) -> Made:
     table = runner.tensor(data.table)
     turns = [runner.tensor(data.other_ids(turn), torch.int64) for turn in range(64)]
-    return _made(runner, "index_select", [partial(reference.embedding, table, ids) for ids in turns])
+    return made(runner, "index_select", [partial(reference.embedding, table, ids) for ids in turns])
 
 
 def _rope(runner: TorchRunner, data: Data) -> Made:
@@ -282,7 +341,7 @@ def _rope(runner: TorchRunner, data: Data) -> Made:
         cells[1].index_copy_(0, slots, x[:, turned:])
         return heads.reshape(case.rows, -1)
 
-    return _made(runner, "*, cat, index_copy_", [rotate])
+    return made(runner, "*, cat, index_copy_", [rotate])
 
 
 # ---- attention
@@ -310,7 +369,7 @@ def _attention(runner: TorchRunner, data: Data) -> Made:
         return result.transpose(1, 2).reshape(case.rows, -1)
 
     layers = runner.copies(("attention", case), pieces)
-    return _made(
+    return made(
         runner, "scaled_dot_product_attention", [partial(attend, key, value) for key, value in layers]
     )
 
@@ -324,22 +383,13 @@ def _engine_attention(runner: TorchRunner, data: Data) -> Made:
     rounds = torch_attention.plan_attention(heads, table, case.page_size, *lens, None)
     q = runner.tensor(data.x).view(case.rows, case.heads[0], case.heads[2])
 
-    def pages() -> list[Tensor]:
-        shape = (data.block_table.size, case.heads[1], case.page_size, case.heads[2])
-        caches = [torch.zeros(shape, dtype=q.dtype, device=runner.device) for _ in data.kv]
-        for cache, part in zip(caches, data.kv, strict=True):
-            for sequence in range(case.sequences):
-                slots = torch.from_numpy(data.cells(sequence)[: case.context]).to(runner.device)
-                cache[slots // case.page_size, :, slots % case.page_size] = runner.tensor(part)
-        return caches
-
-    layers = runner.copies(("pages", case), pages)
+    layers = runner.copies(("pages", case), lambda: runner.pages(data))
     scale = case.heads[2] ** -0.5
 
     def attend(key: Tensor, value: Tensor) -> Tensor:
         return torch_attention.paged_attention(q, key, value, rounds, scale).flatten(1)
 
-    return _made(runner, "paged_attention", [partial(attend, key, value) for key, value in layers])
+    return made(runner, "paged_attention", [partial(attend, key, value) for key, value in layers])
 
 
 # ---- sampling

@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from paged_kernels.bench.cases import FORMATS, Case, Opened, UnavailableError
@@ -98,6 +99,13 @@ def _runner(options: argparse.Namespace, cold_bytes: int) -> tuple[Runner, str]:
         return NativeRunner(options.threads, cpus, cold_bytes), "native kernels"
     import torch
 
+    if options.library:
+        from paged_kernels import cuda_abi
+        from paged_kernels.bench.cuda_runner import CudaRunner
+
+        library = cuda_abi.load(Path(options.library))
+        runner = CudaRunner(options.threads, options.device, cold_bytes, library)
+        return runner, f"torch {torch.__version__} and our CUDA kernels"
     from paged_kernels.bench.torch_runner import TorchRunner
 
     return TorchRunner(options.threads, options.device, cold_bytes), f"torch {torch.__version__}"
@@ -118,6 +126,7 @@ def main() -> None:
     parser.add_argument("--cpus", default="")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cold-bytes", type=int, default=0)
+    parser.add_argument("--library", default="", help="of our CUDA kernels, with torch")
     options = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
