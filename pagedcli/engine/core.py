@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pagedcli.core.plan import StepPlan, StepResult, TokenEvent
+from pagedcli.core.plan import StepPlan, TokenEvent
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.executor import Executor, StepHandle
 
-StepDone = tuple[float, float, StepResult, StepPlan]
-"""When a plan was submitted and its result was read, the result, the plan."""
+StepDone = tuple[float, float, float, tuple[int, ...], StepPlan]
+"""When a plan was submitted and when its result was read; the result's seconds and tokens; the plan."""
 
 
 class EngineCore:
@@ -59,6 +59,6 @@ class EngineCore:
             submitted, plan, handle = self.flight.popleft()
             result, now = handle.result(), clock()
             if self.on_step is not None:
-                self.on_step((submitted, now, result, plan))
+                self.on_step((submitted, now, result.seconds, result.tokens, plan))
             events += scheduler.apply(plan, result, now)
         return events

@@ -29,6 +29,8 @@ FIRST_TOKEN_S = (
 BETWEEN_TOKENS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
+MAX_NOTES = 256
+"""Notes that are kept, two for a step: counting many at once costs a fraction of counting each."""
 STEP_TOKENS = tuple(float(1 << power) for power in (0, *range(3, 15)))
 SAMPLES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
@@ -77,6 +79,10 @@ class Histogram:
         return HistogramValue(self._bounds, tuple(self._counts), self._total)
 
 
+_sample: Callable[[TokenEvent], int] = itemgetter(0)
+_token: Callable[[TokenEvent], int | None] = itemgetter(1)
+
+
 class LatencyBoard:
     """All histograms of an engine.
 
@@ -115,26 +121,34 @@ class LatencyBoard:
         self.step_tokens = Histogram(STEP_TOKENS)
         self._lock = threading.Lock()
         self._steps: deque[StepPlan] = deque()  # noted, not counted yet; its append and popleft are atomic
-        self._events: deque[tuple[list[TokenEvent], float] | int] = deque()
+        self._tokens: deque[tuple[list[int], float] | int] = (
+            deque()
+        )  # samples that got one, and when; or that ended
         self._gaps = TokenGaps(self.between_tokens.observe)
         self.step_issued: Callable[[StepPlan], None] = self._steps.append
         """A step was begun."""
-        self.events_came: Callable[[tuple[list[TokenEvent], float]], None] = self._events.append
-        """What came of a step, and when."""
-        self.sample_ended: Callable[[int], None] = self._events.append
+        self.sample_ended: Callable[[int], None] = self._tokens.append
         """A sample gets no tokens any more."""
 
-    def settle(self) -> None:
-        """Count what was noted, which the engine thread does every now and then."""
-        with self._lock:
-            self._settle()
+    def tokens_came(self, events: Sequence[TokenEvent], now: float) -> None:
+        """A step was read: samples got a token each, save for those that ended without one."""
+        samples = list(map(_sample, events))
+        if None in map(_token, events):
+            samples = [event.request_id for event in events if event.token is not None]
+        self._tokens.append((samples, now))
+
+    def settle_many(self) -> None:
+        """Count what was noted, if it is enough to be worth it."""
+        if len(self._tokens) + len(self._steps) > MAX_NOTES:
+            with self._lock:
+                self._settle()
 
     def _settle(self) -> None:
         """Count what was noted; the lock is held."""
         while self._steps:
             self.step_tokens.observe(self._steps.popleft().num_tokens)
-        while self._events:
-            note = self._events.popleft()
+        while self._tokens:
+            note = self._tokens.popleft()
             if isinstance(note, int):
                 self._gaps.forget(note)
             else:
@@ -169,10 +183,6 @@ class LatencyBoard:
             return {name: item.value() for name, item in vars(self).items() if isinstance(item, Histogram)}
 
 
-_sample: Callable[[TokenEvent], int] = itemgetter(0)
-_token: Callable[[TokenEvent], int | None] = itemgetter(1)
-
-
 class TokenGaps:
     """When each sample got its last token. Usually all that got one now got one in the last step: one gap for all.
 
@@ -187,11 +197,8 @@ class TokenGaps:
         self._last_time = 0.0
         self._earlier: dict[int, float] = {}
 
-    def note(self, events: Sequence[TokenEvent], now: float) -> None:
-        """Samples got a token each, save for those that ended without one."""
-        ids = list(map(_sample, events))
-        if None in map(_token, events):
-            ids = [event.request_id for event in events if event.token is not None]
+    def note(self, ids: list[int], now: float) -> None:
+        """The samples `ids` got a token each."""
         if not ids:
             return
         if ids == self._last:

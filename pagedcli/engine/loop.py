@@ -214,7 +214,7 @@ class EngineLoop:
         now = self._clock()
         if not events:
             return now
-        self._latency.events_came((events, now))
+        self._latency.tokens_came(events, now)
         samples, silent = self._samples, self._silent
         try:
             for event in events:

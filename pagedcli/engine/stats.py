@@ -19,7 +19,7 @@ from pagedcli.engine.outputs import EngineStats, RequestOutput
 from pagedcli.engine.timing import Timing
 from pagedcli.errors import RequestError
 
-PUBLISH_S = 0.1
+PUBLISH_S = 0.25
 """How old published counters may be while requests run, in seconds."""
 
 
@@ -59,8 +59,8 @@ class StatsBoard:
     def publish(self) -> None:
         """Take the scheduler's counters, and count what was noted since (engine thread only)."""
         self._published = self._stats()
-        self._timing.settle()
-        self.latency.settle()
+        self._timing.settle_many()
+        self.latency.settle_many()
         self.next_due = self._clock() + PUBLISH_S
 
     def finished(self, params: SamplingParams, output: RequestOutput) -> None:

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
-from pagedcli.core.plan import NO_TOKEN, PlanEntry, StepPlan, StepResult
+from pagedcli.core.plan import NO_TOKEN, PlanEntry, StepPlan
 from pagedcli.engine.core import StepDone
 from pagedcli.engine.outputs import GapSeconds
 
 Cause = Literal["scheduler", "tokenizer", "http", "no_work"]
 WINDOW_S = 5.0
 """Length of the sliding window over which rates are taken, in seconds."""
+MAX_NOTES = 256
+"""Notes that are kept, three for a step: adding up many at once costs a fraction of adding up each."""
 MAX_SEGMENTS = 65536
 """Marks kept while no step runs; older ones would count as scheduler time."""
 
@@ -65,15 +67,15 @@ class Rates:
 class Timing:
     """Clock marks of the engine thread and spans of the executor. Every method may be called on any thread.
 
-    The engine thread only notes what happened when; the sums are made when somebody asks, and every now and then by
-    `settle`, so that notes do not pile up.
+    The engine thread only notes what happened when; the sums are made when somebody asks, and by `settle_many`, so that
+    notes do not pile up.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._notes: deque[_Mark | _Caller | StepDone] = deque()  # its append and popleft are atomic
         self.step_done: Callable[[StepDone], None] = self._notes.append
-        """A plan's result was read: it kept the executor busy for the result's `seconds` after it could start."""
+        """A plan's result was read: it kept the executor busy for so many seconds after it could start."""
         self._lock = threading.Lock()
         self._cause: Cause = "no_work"
         self._cause_since = clock()
@@ -112,17 +114,18 @@ class Timing:
         """Round what a server does with a request before it hands it over."""
         return self._caller("http")
 
-    def settle(self) -> None:
-        """Add up what was noted."""
-        with self._lock:
-            self._settle()
+    def settle_many(self) -> None:
+        """Add up what was noted, if it is enough to be worth it."""
+        if len(self._notes) > MAX_NOTES:
+            with self._lock:
+                self._settle()
 
     def _settle(self) -> None:
         """Take in all notes; the lock is held."""
         notes = self._notes
         while notes:
             note = notes.popleft()
-            if len(note) == 4:
+            if len(note) == 5:
                 self._take_step(*note)
             elif len(note) == 2:
                 self._idle = note[1] == "no_work"
@@ -148,15 +151,17 @@ class Timing:
             self._segments.append((self._cause_since, now, self._cause))
         self._cause, self._cause_since = cause, now
 
-    def _take_step(self, submitted: float, now: float, result: StepResult, plan: StepPlan) -> None:
+    def _take_step(
+        self, submitted: float, now: float, seconds: float, tokens: tuple[int, ...], plan: StepPlan
+    ) -> None:
         if self._first is None:
             self._first = self._last_end = submitted
         start = max(submitted, self._last_end)
-        end = min(max(start, start + result.seconds), max(now, start))
+        end = min(max(start, start + seconds), max(now, start))
         self._close_gap(start)
         self._busy_s += end - start
         self._last_end = end
-        generated = len(result.tokens) - result.tokens.count(NO_TOKEN)
+        generated = len(tokens) - tokens.count(NO_TOKEN)
         self._samples.append(StepSample(start, end, _prompt_tokens(plan), generated, len(plan.entries)))
         while self._samples and self._samples[0].end < now - WINDOW_S:
             self._samples.popleft()

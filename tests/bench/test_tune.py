@@ -94,11 +94,8 @@ def test_the_budget_is_kept(seconds: float) -> None:
 
 def test_what_there_was_no_time_for_is_said() -> None:
     cut = Machine({}).tune(seconds=60)
-    assert cut.is_cut
-    assert cut.untried == ("page_size",)
-    told = verdict_text(cut, Aim())
-    assert "no difference shown" in told
-    assert "the time was over before all of page_size was tried: give more --minutes" in told
+    assert (cut.is_cut, cut.untried) == (True, ("page_size",))
+    assert "over before all of page_size was tried: give more --minutes" in verdict_text(cut, Aim())
     whole = Machine({}).tune(seconds=1000)
     assert (whole.is_cut, whole.untried) == (False, ())
     assert "time was over" not in verdict_text(whole, Aim())
@@ -309,12 +306,9 @@ def test_generate_serve_and_bench_read_the_file(
     assert [config.cache.page_size for config in seen] == [32, 16, 32]
 
 
-def test_the_whole_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With a session that makes its runs up."""
-    from pagedcli.cli.main import run
-
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """What the session of the command makes its runs up with, in an empty folder; page 32 is half as fast again."""
     machine = Machine({"page_size": {32: 1.5}})
 
     class Run:
@@ -349,57 +343,57 @@ def test_the_whole_command(
     monkeypatch.setattr(bench_tune_run, "figures_of", lambda run: run.figures)
     monkeypatch.setattr(bench_tune_run.time, "perf_counter", machine.clock)
     monkeypatch.chdir(tmp_path)
-    arguments = [
-        "--requests",
-        "8",
-        "--minutes",
-        "10",
-        "--json",
-        "out.json",
-        "--threads",
-        "2",
-        "-m",
-        "some/model",
-    ]
-    assert run(["bench", "tune", *arguments]) == 0
-    assert tomllib.loads(Path("paged.toml").read_text())["cache"] == {"page_size": 32}
-    assert tomllib.loads(Path("paged.toml").read_text())["tuned"]["model"] == "model"
+    return machine
+
+
+def command(*arguments: str) -> int:
+    from pagedcli.cli.main import run
+
+    given = ["--requests", "8", "--minutes", "10", "--json", "out.json", "--threads", "2", "-m", "some/model"]
+    return run(["bench", "tune", *given, *arguments])
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_whole_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command() == 0
+    written = tomllib.loads(Path("paged.toml").read_text())
+    assert (written["cache"], written["tuned"]["model"]) == ({"page_size": 32}, "model")
     data = json.loads(Path("out.json").read_text())
     assert data["best"]["page_size"] == 32
-    text = as_markdown(build_document(data))
-    assert "times the defaults" in text
+    assert "times the defaults" in as_markdown(build_document(data))
     data["trials"][0]["problem"] = "too few pages"
     told = as_markdown(build_document(data)).replace("\\", "")
     assert "Cannot run: threads 2, batch 256, tokens a step 2048, page 16: too few pages" in told
     assert "paged.toml: 1.5" in " ".join(capsys.readouterr().err.split())
-    assert run(["bench", "tune", *arguments]) == 0  # its own file is replaced
+    assert command() == 0  # its own file is replaced
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_the_command_does_not_write(capsys: pytest.CaptureFixture[str]) -> None:
     Path("paged.toml").write_text("seed = 3\n")
-    assert run(["bench", "tune", *arguments]) == 2
+    assert command() == 2
+    capsys.readouterr()
     for output in ("/dev/null", "."):  # neither is read to see whose it is, nor replaced
-        assert run(["bench", "tune", *arguments, "-o", output, "--overwrite"]) == 2
+        assert command("-o", output, "--overwrite") == 2
         assert "is no file: give the name of one" in capsys.readouterr().err
-    assert run(["bench", "tune", *arguments, "-o", "other.toml", "--minutes", "inf"]) == 2
+    assert command("-o", "other.toml", "--minutes", "inf") == 2
     assert "--minutes is inf: give at most 10080, a week" in capsys.readouterr().err
-    assert run(["bench", "tune", *arguments, "-o", ""]) == 2
+    assert command("-o", "") == 2
     assert "the name of the file is empty" in capsys.readouterr().err
+
+
+def test_an_interrupt_before_anything_is_shown_writes_nothing(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("kept.toml").write_text("[tuned]\n")
     for output, left in (("kept.toml", "is left as it was"), ("none.toml", "is not written")):
-        Path("kept.toml").write_text("[tuned]\n")
-        machine.interrupt_at = machine.runs + 3  # too early for anything to be shown
-        assert run(["bench", "tune", *arguments, "-o", output]) == 130
+        machine.interrupt_at = machine.runs + 3
+        assert command("-o", output) == 130
         assert f"{output} {left}: interrupted before anything" in capsys.readouterr().err
     assert Path("kept.toml").read_text() == "[tuned]\n"
     assert not Path("none.toml").exists()
 
 
 def test_a_search_that_was_interrupted_says_so() -> None:
-    default = Candidate(1, 8, 256, 16)
-    tuned = Tuned(
-        default=default,
-        found=default,
-        best=default,
-        final=None,
-        comparison=([], []),
-        trials=[],
-        is_interrupted=True,
-    )
+    tuned = Tuned(DEFAULT, DEFAULT, DEFAULT, [], is_interrupted=True)
     assert verdict_text(tuned, Aim()).endswith("by anything until it was interrupted: they are kept")

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedcli.core.plan import TokenEvent
-from pagedcli.core.request import FinishReason
-from pagedcli.engine.latency import TokenGaps
+from pagedcli.engine.latency import MAX_NOTES, LatencyBoard, TokenGaps
 
 
 @dataclass
@@ -33,17 +32,13 @@ class Bed:
     def step(self, events: dict[int, tuple[bool, bool]], wait: int) -> None:
         """Some samples have an event each: whether it brings a token, and whether it is the last."""
         self.now += wait
-        made = []
-        for sample, (has_token, ends) in events.items():
-            self.living.add(sample)
-            made.append(
-                TokenEvent(sample, 7 if has_token else None, 0, finish=FinishReason.STOP if ends else None)
-            )
+        self.living |= events.keys()
+        for sample, (has_token, _) in events.items():
             if has_token:
                 if sample in self.times:
                     self.expected[self.now - self.times[sample]] += 1
                 self.times[sample] = self.now
-        self.gaps.note(made, self.now)
+        self.gaps.note([sample for sample, (has_token, _) in events.items() if has_token], self.now)
         for sample, (_, ends) in events.items():
             if ends:
                 self.end(sample)
@@ -105,3 +100,18 @@ def test_a_step_without_tokens_changes_nothing() -> None:
     bed.step({1: (False, True)}, 1)
     bed.step(tokens(0), 1)
     assert bed.told == {2.0: 1}
+
+
+def test_the_board_counts_what_was_noted_when_it_is_asked_and_when_enough_was_noted() -> None:
+    board = LatencyBoard(max_model_len=100)
+    for now in range(1, 4):
+        board.tokens_came([TokenEvent(1, 7, 0), TokenEvent(2, 7 if now > 1 else None, 0)], float(now))
+    board.sample_ended(1)
+    board.tokens_came([TokenEvent(2, 7, 0), TokenEvent(3, 7, 0)], 5.0)
+    gaps = board.values()["between_tokens"]
+    assert (sum(gaps.counts), gaps.total) == (4, 1.0 + 1.0 + 1.0 + 2.0)
+    for now in range(6, 1000):
+        board.tokens_came([TokenEvent(2, 7, 0)], float(now))
+        board.settle_many()
+    assert len(board._tokens) <= MAX_NOTES
+    assert sum(board.values()["between_tokens"].counts) == 4 + 994

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pagedcli.core.plan import PlanEntry, StepPlan, StepResult
+from pagedcli.core.plan import PlanEntry, StepPlan
 from pagedcli.engine.outputs import GapSeconds
 from pagedcli.engine.timing import WINDOW_S, Timing
 
@@ -26,9 +26,8 @@ def plan(*lengths: int) -> StepPlan:
     return StepPlan(step=1, entries=entries)
 
 
-def result(seconds: float, tokens: tuple[int, ...] = (5,)) -> StepResult:
-    none = (None,) * len(tokens)
-    return StepResult(1, tokens, none, ((),) * len(tokens), seconds)
+def result(seconds: float, tokens: tuple[int, ...] = (5,)) -> tuple[float, tuple[int, ...]]:
+    return seconds, tokens
 
 
 def near(gaps: GapSeconds) -> tuple[float, ...]:
@@ -45,7 +44,7 @@ def test_gaps_are_divided_by_what_the_engine_thread_did() -> None:
     clock.now = 111.5
     submitted = clock.now
     clock.now = 113.5
-    timing.step_done((submitted, clock.now, result(2.0), plan(4)))
+    timing.step_done((submitted, clock.now, *result(2.0), plan(4)))
     assert near(timing.gaps(idle=False)) == (0.5, 1.0, 0.0, 0.0)
     assert timing.busy_seconds == pytest.approx(2.0)
     timing.mark("tokenizer")
@@ -54,7 +53,7 @@ def test_gaps_are_divided_by_what_the_engine_thread_did() -> None:
     clock.now = 116.0
     timing.mark("scheduler")
     clock.now = 116.25
-    timing.step_done((116.25, clock.now, result(0.0), plan(1)))
+    timing.step_done((116.25, clock.now, *result(0.0), plan(1)))
     assert near(timing.gaps(idle=False)) == (0.75, 1.25, 2.25, 0.0)
     timing.mark("no_work")
     clock.now = 117.25
@@ -70,7 +69,7 @@ def test_steps_in_flight_leave_no_gap() -> None:
     for number in range(5):
         submitted = 100.0 + number - (0.5 if number else 0.0)
         clock.now = 101.0 + number
-        timing.step_done((submitted, clock.now, result(1.0), plan(1)))
+        timing.step_done((submitted, clock.now, *result(1.0), plan(1)))
     assert timing.busy_seconds == pytest.approx(5.0)
     assert near(timing.gaps(idle=True)) == (0.0, 0.0, 0.0, 0.0)
     assert timing.rates().executor_busy == pytest.approx(1.0)
@@ -81,7 +80,7 @@ def test_rates_slide_and_fall_when_nothing_happens() -> None:
     timing = Timing(clock)
     for number in range(10):
         clock.now = 101.0 + number
-        timing.step_done((100.0 + number, clock.now, result(0.5, (5, 6, 7)), plan(1, 1, 30)))
+        timing.step_done((100.0 + number, clock.now, *result(0.5, (5, 6, 7)), plan(1, 1, 30)))
     rates = timing.rates()
     # Of each step's three entries two are decodes; the last five steps lie in the window of 5 s.
     assert rates.generated_tokens_per_s == pytest.approx(3.0)
@@ -98,7 +97,7 @@ def test_a_step_that_began_before_the_window_counts_in_part() -> None:
     clock = Clock()
     timing = Timing(clock)
     clock.now = 110.0
-    timing.step_done((100.0, clock.now, result(10.0, (5,) * 20), plan(*(1,) * 20)))
+    timing.step_done((100.0, clock.now, *result(10.0, (5,) * 20), plan(*(1,) * 20)))
     assert timing.rates().generated_tokens_per_s == pytest.approx(2.0)
     assert timing.rates().executor_busy == pytest.approx(1.0)
 
@@ -106,7 +105,7 @@ def test_a_step_that_began_before_the_window_counts_in_part() -> None:
 def test_waiting_for_callers_that_tokenize_is_text_work() -> None:
     clock = Clock()
     timing = Timing(clock)
-    timing.step_done((100.0, clock.now, result(0.0), plan(1)))
+    timing.step_done((100.0, clock.now, *result(0.0), plan(1)))
     timing.mark("no_work")
     clock.now = 101.0
     with timing.tokenizing():
