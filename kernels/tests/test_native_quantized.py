@@ -173,6 +173,8 @@ GRID = [
     (8, 96, 48, 6, 16),
     (9, 130, 33, 4, 10),
     (70, 512, 80, 4, 128),
+    (41, 1100, 50, 4, 64),
+    (14, 832, 24, 8, 64),
 ]
 
 
@@ -203,10 +205,10 @@ def test_a_row_has_the_same_bits_whatever_rows_and_threads_share_the_work(
     isa: str, kind: str, bits: int
 ) -> None:
     codes = make(150, 200, bits, 64, offsets=bits == 8)
-    weight, x = runtime(isa).pack_quantized([codes]), random((300, 200), "bfloat16", 1)
+    weight, x = runtime(isa).pack_quantized([codes]), random((520, 200), "bfloat16", 1)
     whole = linear(isa, "bfloat16", kind, x, weight)
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 33, 64, 65, 70, 257):
-        for first in (0, 300 - rows):
+        for first in (0, 520 - rows):
             part = linear(isa, "bfloat16", kind, np.ascontiguousarray(x[first : first + rows]), weight)
             np.testing.assert_array_equal(part, whole[first : first + rows])
     for threads in (1, 3):

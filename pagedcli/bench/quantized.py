@@ -270,7 +270,7 @@ def main(
     progress = Console(stderr=True, highlight=False)
 
     def say(line: str) -> None:
-        progress.print(line, markup=False)
+        progress.print(line, markup=False, soft_wrap=True)
 
     say("loading both")
     benches = [CpuBench(original, "bfloat16", threads), CpuBench(quantized, "auto", threads)]

@@ -26,35 +26,64 @@ constexpr int CODE_ROWS = 4;
 constexpr int code_blocks(int rows) { return rows == 1 ? 2 : 1; }
 #endif
 
-// Features [k, k + 32 / Bits) of M rows and B blocks.
-template <int Bits, int M, int B>
-PAGED_INLINE void code_step(
-    I16 (&sums)[M][B], const char* x, int64_t x_stride, const uint8_t* const (&codes)[B], int64_t k
-) {
-    I16 lines[B];
+// Calls f(offset, bytes) for the lines of bytes of features [k, k + 32 / Bits) of B blocks.
+template <int Bits, bool Ahead, int B, class F>
+PAGED_INLINE void each_bytes(const uint8_t* const (&codes)[B], int64_t k, F&& f) {
+    I16 lines[B], bytes[B];
     unroll<B>([&](auto b) {
         lines[b] = load_words(codes[b] + k * (2 * Bits));
-        if constexpr (M == 1) {
+        if constexpr (Ahead) {
             __builtin_prefetch(codes[b] + k * (2 * Bits) + CODES_AHEAD);
         }
     });
-    auto add = [&](int64_t offset, const I16(&bytes)[B]) {
-        unroll<M>([&](auto m) {
-            int32_t quad;
-            std::memcpy(&quad, x + m * x_stride + k + offset, 4);
-            unroll<B>([&](auto b) {
-                sums[m][b] = Bits == 4 ? dot4(sums[m][b], bytes[b], quad) : dot4_bytes(sums[m][b], bytes[b], quad);
+    if constexpr (Bits == 4) {
+        unroll<B>([&](auto b) { bytes[b] = low_nibbles(lines[b]); });
+        f(0, bytes);
+        unroll<B>([&](auto b) { bytes[b] = high_nibbles(lines[b]); });
+        f(4, bytes);
+    } else {
+        f(0, lines);
+    }
+}
+
+PAGED_INLINE int32_t quad_at(const char* x) {
+    int32_t quad;
+    std::memcpy(&quad, x, 4);
+    return quad;
+}
+
+// Adds the products of features [first, last) of M rows and B blocks.
+template <int Bits, int M, int B>
+PAGED_INLINE void add_products(
+    I16 (&sums)[M][B], const char* x, int64_t x_stride, const uint8_t* const (&codes)[B], int64_t first, int64_t last
+) {
+#if defined(PAGED_CODE_HALVES)
+    if constexpr (Bits == 4) {
+        for (int64_t k = first; k < last;) {
+            I16 halves[M][B];
+            unroll<M>([&](auto m) { unroll<B>([&](auto b) { halves[m][b] = zero_words(); }); });
+            for (const int64_t end = least(last, k + 4 * PAGED_CODE_HALVES); k < end; k += 8) {
+                each_bytes<4, M == 1, B>(codes, k, [&](int64_t offset, const I16(&bytes)[B]) PAGED_INLINE_LAMBDA {
+                    unroll<M>([&](auto m) {
+                        const int32_t quad = quad_at(x + m * x_stride + k + offset);
+                        unroll<B>([&](auto b) { halves[m][b] = add_halves(halves[m][b], bytes[b], quad); });
+                    });
+                });
+            }
+            unroll<M>([&](auto m) { unroll<B>([&](auto b) { sums[m][b] = add_both(sums[m][b], halves[m][b]); }); });
+        }
+        return;
+    }
+#endif
+    for (int64_t k = first; k < last; k += 32 / Bits) {
+        each_bytes<Bits, M == 1, B>(codes, k, [&](int64_t offset, const I16(&bytes)[B]) PAGED_INLINE_LAMBDA {
+            unroll<M>([&](auto m) {
+                const int32_t quad = quad_at(x + m * x_stride + k + offset);
+                unroll<B>([&](auto b) {
+                    sums[m][b] = Bits == 4 ? dot4(sums[m][b], bytes[b], quad) : dot4_bytes(sums[m][b], bytes[b], quad);
+                });
             });
         });
-    };
-    if constexpr (Bits == 4) {
-        I16 nibbles[B];
-        unroll<B>([&](auto b) { nibbles[b] = low_nibbles(lines[b]); });
-        add(0, nibbles);
-        unroll<B>([&](auto b) { nibbles[b] = high_nibbles(lines[b]); });
-        add(4, nibbles);
-    } else {
-        add(0, lines);
     }
 }
 
@@ -70,12 +99,10 @@ PAGED_OUTLINE void multiply_codes(
     const float* scales[M];
     unroll<M>([&](auto m) { scales[m] = reinterpret_cast<const float*>(x + m * x_stride + grid.depth); });
     const int64_t blocks = grid.blocks();
-    grid.each([&](int64_t block, int64_t group, int64_t first, int64_t last) {
+    grid.each([&](int64_t block, int64_t group, int64_t first, int64_t last) PAGED_INLINE_LAMBDA {
         I16 sums[M][B];
         unroll<M>([&](auto m) { unroll<B>([&](auto b) { sums[m][b] = zero_words(); }); });
-        for (int64_t k = first; k < last; k += 32 / Bits) {
-            code_step<Bits, M, B>(sums, x, x_stride, codes, k);
-        }
+        add_products<Bits, M, B>(sums, x, x_stride, codes, first, last);
         unroll<B>([&](auto b) {
             const F16 scale = columns[b].scale(group);
             if (w.float_offsets) {

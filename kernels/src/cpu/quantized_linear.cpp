@@ -22,9 +22,9 @@ constexpr int64_t FEW_ROWS = 64;
 constexpr int64_t FEW_CLAIMS = 12;
 
 #if defined(PAGED_HAS_AMX)
-constexpr int64_t INT8_GROUP_ROWS = 256;
+constexpr int64_t INT8_GROUP_ROWS = 512;
 constexpr int64_t FEW_FOR_TILES = 2 * CODE_ROWS;  // so many rows and fewer are faster without tiles
-constexpr int TILE_BLOCKS = 16;
+constexpr int64_t TILE_BLOCKS = 16;
 constexpr int64_t PANEL_BYTES = 400 << 10;
 #else
 constexpr int64_t INT8_GROUP_ROWS = 16 * CODE_ROWS;
@@ -228,26 +228,28 @@ void run_part(
 
 #if defined(PAGED_HAS_AMX)
 
-// Some blocks, as bytes for tiles; of a fused gate and up, the blocks of both.
-struct Panels {
-    Column columns[TILE_BLOCKS];
-    const char* codes[TILE_BLOCKS];
-};
-
+// Some blocks for tiles, codes unpacked once for all rows; of a fused gate and up, the blocks of both.
 template <int Bits, bool Gated>
 void take_panels(
-    const PagedQuantizedLinear& p, const Grid& grid, int64_t up, int64_t block, int count, Scratch room, Panels& panels
+    const PagedQuantizedLinear& p, const Grid& grid, int64_t up, int64_t block, int64_t count, Scratch room,
+    Panel* panels
 ) {
-    constexpr int halves = Gated ? 2 : 1;
-    for (int b = 0; b < count * halves; b++) {
+    constexpr int64_t halves = Gated ? 2 : 1;
+    const PagedQuantizedWeight& w = *p.weight;
+    for (int64_t b = 0; b < count * halves; b++) {
         // Gate and up alternate, so that a step's blocks are neighbours.
         const int64_t at = block + b / halves + (b % halves == 1 ? up : 0);
-        panels.columns[b] = Column(*p.weight, grid, at);
-        panels.codes[b] = reinterpret_cast<const char*>(panels.columns[b].codes);
+        const Column column(w, grid, at);
+        float *scales = room.take<float>(16 * grid.blocks()), *others = room.take<float>(16 * grid.blocks());
+        grid.each([&](int64_t index, int64_t g, int64_t, int64_t) {
+            store(scales + 16 * index, column.scale(g));
+            store(others + 16 * index, w.float_offsets ? column.offset(g) : zero() - column.zero(g));
+        });
+        panels[b] = {reinterpret_cast<const char*>(column.codes), scales, others};
         if constexpr (Bits == 4) {
             auto* bytes = room.take<int8_t>(16 * grid.depth);
-            unpack_codes(*p.weight, grid, panels.columns[b], bytes);
-            panels.codes[b] = reinterpret_cast<const char*>(bytes);
+            unpack_codes(w, grid, column, bytes);
+            panels[b].codes = reinterpret_cast<const char*>(bytes);
         }
     }
 }
@@ -257,49 +259,40 @@ template <int Bits, class Out, bool Gated>
 void run_tiles(
     const PagedQuantizedLinear& p, const Layout& l, int64_t group, int64_t first, int64_t last, void* scratch
 ) {
-    const PagedQuantizedWeight& w = *p.weight;
-    const Grid grid(w.depth, w.group_size);
+    const Grid grid(p.weight->depth, p.weight->group_size);
     const int64_t row = group * l.group_rows, rows = least(l.group_rows, p.rows - row);
     const char* x = static_cast<const char*>(p.x) + row * p.x_stride;
-    constexpr int halves = Gated ? 2 : 1, step = MAX_BLOCKS / halves;
-    const int64_t fits = PANEL_BYTES / (16 * grid.depth) / MAX_BLOCKS * step;
-    const int64_t chunk = most(step, least(fits, TILE_BLOCKS / halves));
+    constexpr int64_t halves = Gated ? 2 : 1;
+    const int64_t fits = PANEL_BYTES / (16 * grid.depth) / halves / 2 * 2;
+    const int64_t chunk = most(2, least(fits, TILE_BLOCKS / halves));
     Scratch room(scratch);
-    float* sums = room.take<float>(32 * SUMS_STRIDE);
+    float* sums = room.take<float>(32 * 32);
     auto* products = room.take<BlockSums>(TILE_SUMS);
-    const int64_t scales = 16 * round_up(grid.blocks(), 16);
-    const TileRows tiles[2] = {
-        {room.take<float>(scales), room.take<float>(scales)}, {room.take<float>(scales), room.take<float>(scales)}
-    };
+    const int64_t scales = 32 * round_up(grid.blocks(), 16);
+    const RowScales row_scales{room.take<float>(scales), room.take<float>(scales)};
+    const bool offsets = p.weight->float_offsets != 0;
     CodeShapes shapes(tile_width(grid));
-    Panels panels;
+    Panel panels[TILE_BLOCKS];
     for (int64_t begin = first; begin < last; begin += chunk) {
-        const int count = static_cast<int>(least(chunk, last - begin));
+        const int64_t count = least(chunk, last - begin);
         take_panels<Bits, Gated>(p, grid, l.blocks, begin, count, room, panels);
         for (int64_t r = 0; r < rows; r += 32) {
-            const int some = static_cast<int>(least(32, rows - r));
+            const int64_t some = least(32, rows - r);
+            shapes.set(static_cast<int>(some));
             const char* from = x + r * p.x_stride;
-            shapes.set(some);
-            for (int t = 0; 16 * t < some; t++) {
-                const int here = static_cast<int>(least(16, some - 16 * t));
-                tiles[t].take(grid, from + 16 * t * p.x_stride, p.x_stride, here, Bits == 8 || w.float_offsets);
-            }
-            const auto multiply = some > 16 ? multiply_columns<Bits, true> : multiply_columns<Bits, false>;
-            for (int b = 0; b < count; b += step) {
-                const int now = static_cast<int>(least(step, count - b));
-                for (int c = 0; c < now * halves; c += 2) {
-                    // An odd last block is multiplied twice.
-                    const int left = b * halves + c, right = c + 1 < now * halves ? left + 1 : left;
-                    const Column* const columns[2] = {&panels.columns[left], &panels.columns[right]};
-                    const char* const codes[2] = {panels.codes[left], panels.codes[right]};
-                    multiply(
-                        w, grid, shapes.width(), from, p.x_stride, tiles, columns, codes, products, sums + 16 * c,
-                        SUMS_STRIDE
-                    );
+            row_scales.take(grid, from, p.x_stride, some, Bits == 8 || offsets);
+            const CodePass pass{grid, row_scales, shapes.width(), from, p.x_stride, some, offsets, sums};
+            auto take = [&](int64_t at) {
+                const int64_t block = at / halves;
+                const int now = static_cast<int>(least(2 / halves, count - block));
+                for (int64_t m = 0; m < some; m++) {
+                    finish_row<Out, Gated>(p, sums + 32 * m, row + r + m, begin + block, now, true);
                 }
-                for (int m = 0; m < some; m++) {
-                    finish_row<Out, Gated>(p, sums + m * SUMS_STRIDE, row + r + m, begin + b, now, true);
-                }
+            };
+            if (some > 16) {
+                multiply_pass<Bits, true>(pass, panels, count * halves, products, take);
+            } else {
+                multiply_pass<Bits, false>(pass, panels, count * halves, products, take);
             }
         }
     }

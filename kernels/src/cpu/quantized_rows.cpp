@@ -68,9 +68,69 @@ PAGED_INLINE void store_low_bytes(int8_t* to, F16 a) {
 #endif
 }
 
+#if defined(PAGED_SIMD_AVX512)
+
+// Sixteen pairs of bfloat16, 32 numbers, times `factor`, as 16-bit whole numbers in their order.
+PAGED_INLINE __m512i round_pairs(__m512i pairs, __m512 factor) {
+    const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    const __m512 second =
+        _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(first, factor));
+    const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(second, factor));
+    return _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_slli_epi32(high, 16));
+}
+
+PAGED_INLINE float largest_half(__m512i sizes) {
+    const __m256i upper = _mm512_extracti64x4_epi64(sizes, 1);
+    const __m256i eight = _mm256_max_epu16(_mm512_castsi512_si256(sizes), upper);
+    const __m128i four = _mm_max_epu16(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    // There is a minimum of eight, no maximum.
+    const __m128i ones = _mm_set1_epi16(-1), least_of = _mm_minpos_epu16(_mm_xor_si128(four, ones));
+    return to_float(bf16{static_cast<uint16_t>(~_mm_cvtsi128_si32(least_of))});
+}
+
+PAGED_INLINE int32_t sum_bytes(__m512i bytes) {
+    // Differences to -128 are unsigned.
+    const __m512i eights = _mm512_sad_epu8(_mm512_xor_si512(bytes, _mm512_set1_epi8(-128)), _mm512_setzero_si512());
+    const __m256i four = _mm256_add_epi64(_mm512_castsi512_si256(eights), _mm512_extracti64x4_epi64(eights, 1));
+    const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+    return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two))) - 64 * 128;
+}
+
+// As `quantize_block`, for `Lines` times 64 numbers.
+template <int Lines>
+void quantize_lines(const bf16* x, int8_t* q, float* scale, float* sum) {
+    __m512i pairs[2 * Lines], sizes = _mm512_setzero_si512();
+    unroll<2 * Lines>([&](auto i) {
+        pairs[i] = _mm512_loadu_si512(x + 32 * i);
+        sizes = _mm512_max_epu16(sizes, _mm512_and_si512(pairs[i], _mm512_set1_epi16(0x7fff)));
+    });
+    const float most = largest_half(sizes);
+    const __m512 factor = _mm512_set1_ps(most < LEAST ? 0.0f : 127.0f / most);
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    int32_t total = 0;
+    unroll<Lines>([&](auto i) {
+        const __m512i first = round_pairs(pairs[2 * i], factor), second = round_pairs(pairs[2 * i + 1], factor);
+        const __m512i bytes = _mm512_permutexvar_epi64(order, _mm512_packs_epi16(first, second));
+        _mm512_storeu_si512(q + 64 * i, bytes);
+        total += sum_bytes(bytes);
+    });
+    *scale = most < LEAST ? 0.0f : most < INFINITY ? most / 127.0f : NAN;
+    *sum = static_cast<float>(total);
+}
+
+#endif
+
 // One block: x = scale * q up to half a scale. Numbers that are not finite make the scale NaN.
 template <class T>
 void quantize_block(const T* x, int64_t count, int8_t* q, float* scale, float* sum) {
+#if defined(PAGED_SIMD_AVX512)
+    if constexpr (sizeof(T) == 2) {
+        if (count == 64 || count == 128) {
+            return count == 64 ? quantize_lines<1>(x, q, scale, sum) : quantize_lines<2>(x, q, scale, sum);
+        }
+    }
+#endif
     I16 sizes = zero_words();
     for (int64_t k = 0; k < count; k += 16) {
         sizes = max_size(sizes, load(x + k));
