@@ -102,8 +102,7 @@ struct Rows {
         constexpr size_t kAtOnce = 4;  // the thread sanitizer knows some thousand threads at a time
         for (size_t first = 0; first < count; first += kAtOnce) {
             const int some = static_cast<int>(std::min(kAtOnce, count - first));
-            const PagedSample a{exact.get(),          rows.get() + first, tokens.get() + first,
-                                faults.get() + first, size,               some,
+            const PagedSample a{exact.get(), rows.get() + first, tokens.get() + first, faults.get() + first, size, some,
                                 size};
             if (paged_cuda_sample(&a, nullptr))
                 return false;
