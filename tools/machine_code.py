@@ -71,8 +71,8 @@ RULES: dict[str, tuple[tuple[str, int | None, int | None], ...]] = {
     "gated": (("load_128", 2, None), ("store_128", 1, None)),
     "rope": (("load_128", 2, None), ("store_128", 2, None)),
     "rows_kernel": (("load_128", 1, None), ("store_128", 1, None)),
-    "sample_kernel": (("load_128", 4, None), ("registers", None, 64)),
-    "logprobs_kernel": (("load_128", 4, None), ("registers", None, 64)),
+    "sample_kernel": (("load_128", 8, None), ("registers", None, 128)),
+    "logprobs_kernel": (("load_128", 8, None), ("registers", None, 64)),
 }
 
 

@@ -175,7 +175,7 @@ inline bool candidates() {
     PagedSampleRow row = plain_row(2.0, 3);
     row.top_k = 40;
     rows.add(row, rows.normal(2.0));
-    for (uint64_t seed = 0; seed < 4; seed++) {
+    for (uint64_t seed = 0; seed < 2; seed++) {
         row.seed = seed;
         row.top_p = 0.4;
         rows.add(row, rows.normal(0.3));
@@ -183,7 +183,7 @@ inline bool candidates() {
     row.top_k = 3;
     std::vector<float> level(1303, -1.0f);
     std::fill(level.begin() + 100, level.begin() + 200, 1.5f);
-    for (uint64_t seed = 0; seed < 8; seed++) {
+    for (uint64_t seed = 0; seed < 5; seed++) {
         row.seed = seed;
         rows.add(row, level);
     }

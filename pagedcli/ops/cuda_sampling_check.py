@@ -17,11 +17,11 @@ from torch import Tensor
 
 from pagedcli.ops.cuda_sampling import ROW, CudaSampling, LogprobTensors
 
-VOCAB_SIZE = 3001
+VOCAB_SIZE = 2001
 NUM_TOP = 5
 LOGPROB_BOUND = 1e-5
 SEED, POSITION, SAMPLE_INDEX = 2**63 + 12345, 6, 3
-TOKENS, NUM_PROMPT = (7, 7, 11, 5, 2999, 5), 2
+TOKENS, NUM_PROMPT = (7, 7, 11, 5, 1999, 5), 2
 BIAS = ((3, 4.0), (5, -1.5))
 
 
@@ -42,7 +42,7 @@ WISHES = (
     Wish(),
     Wish(temperature=0.7, changes=True),
     Wish(temperature=3.0, top_k=40, top_p=0.8),
-    Wish(temperature=3.0, top_k=1500, top_p=0.9),
+    Wish(temperature=3.0, top_k=700, top_p=0.9),
     Wish(temperature=4.0, top_p=0.3),
     Wish(temperature=4.0, min_p=0.2, changes=True),
 )

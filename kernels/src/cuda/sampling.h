@@ -11,20 +11,20 @@ extern "C" {
 // Ids beyond the vocabulary are ignored. The order of what is done to a row is that of the CPU's sampler:
 // penalties, bias, forbidden tokens, temperature, top_k, top_p, min_p.
 typedef struct {
-    int64_t logit_row;         // row of the logits
-    double temperature;        // 0: greedy
-    double top_p;              // 1: none
-    double min_p;              // 0: none
-    double repetition_penalty; // 1: none
-    double presence_penalty;   // 0: none
-    double frequency_penalty;  // 0: none
-    int64_t top_k;             // <= 0: none
+    int64_t logit_row;          // row of the logits
+    double temperature;         // 0: greedy
+    double top_p;               // 1: none
+    double min_p;               // 0: none
+    double repetition_penalty;  // 1: none
+    double presence_penalty;    // 0: none
+    double frequency_penalty;   // 0: none
+    int64_t top_k;              // <= 0: none
     uint64_t seed;
-    int64_t position;      // of the sampled token: tokens[0 .. position) are known
-    int64_t sample_index;  // part of the random numbers' key
-    const int32_t* tokens; // [position]
-    int64_t num_prompt;    // of the tokens
-    int64_t min_tokens;    // `early` is forbidden while position - num_prompt < min_tokens
+    int64_t position;          // of the sampled token: tokens[0 .. position) are known
+    int64_t sample_index;      // part of the random numbers' key
+    const int32_t* tokens;     // [position]
+    int64_t num_prompt;        // of the tokens
+    int64_t min_tokens;        // `early` is forbidden while position - num_prompt < min_tokens
     const int64_t* forbidden;  // [num_forbidden]
     const int64_t* early;      // [num_early]
     const int64_t* bias_ids;   // [num_bias], each once
@@ -41,9 +41,9 @@ typedef struct {
 } PagedSampleRow;
 
 typedef struct {
-    const float* logits;             // [any, vocab_size], `stride` elements from row to row
+    const float* logits;         // [any, vocab_size], `stride` elements from row to row
     const PagedSampleRow* rows;  // [num_rows]
-    int64_t* tokens;                 // [num_rows]
+    int64_t* tokens;             // [num_rows]
     int64_t* faults;  // [num_rows]: 0 none, 1 logits not finite, 2 nothing left to sample; the token is then 0
     int64_t stride;
     int32_t num_rows;
