@@ -101,7 +101,12 @@ class DecodeGraphs:
     def _send(self, slots: list[int], positions: list[int], size: int) -> None:
         """One copy; it ends with the positions of the step."""
         most = self.sizes[-1]
-        values = [*slots, *[self._state.no_slot] * (most - len(slots)), *positions, *[0] * (size - len(slots))]
+        values = [
+            *slots,
+            *[self._state.no_slot] * (most - len(slots)),
+            *positions,
+            *[0] * (size - len(slots)),
+        ]
         fill(self._inputs.view(-1)[: most + size], np.array(values, dtype=np.int64))
 
     def _compute(self, size: int) -> None:
