@@ -22,6 +22,7 @@ from pagedcli.ops.cuda_library import library_in
 from pagedcli.ops.select import make_ops
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.runtime.gpu_memory import UTILIZATION, GpuUse, out_of_memory
+from pagedcli.runtime.graph_trial import STEPS, why_not_recorded
 from pagedcli.runtime.graphs import Captures, CudaCaptures, sizes_for
 from pagedcli.runtime.memory import block_bytes, cpu_kv_budget, free_memory
 from pagedcli.runtime.profile import largest_step, measure
@@ -29,6 +30,7 @@ from pagedcli.runtime.samplers import sampler_for, sampling_notes
 from pagedcli.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
+_SMALLER = "take a smaller or a quantized model, or free the GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,22 @@ class TorchBackend:
             worker.add_notes(self._capture(worker, self.captures))
         return worker
 
+    def trial_worker(self, graph_sizes: tuple[int, ...]) -> Worker:
+        """The smallest that there is."""
+        sizes = {"block_size": STEPS, "max_num_seqs": 1, "max_model_len": STEPS}
+        return self._make_worker(1, **sizes, graph_sizes=graph_sizes)
+
     def _make_worker(
-        self, num_blocks: int, *, block_size: int, max_num_seqs: int, max_model_len: int
+        self,
+        num_blocks: int,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        graph_sizes: tuple[int, ...] | None = None,
     ) -> Worker:
+        if graph_sizes is None:
+            graph_sizes = () if self.captures is None else sizes_for(max_num_seqs, self.run.graph_sizes)
         return Worker(
             self.model,
             self.spec,
@@ -116,7 +131,7 @@ class TorchBackend:
             threads=self.run.threads,
             weight_bytes=self.weight_bytes,
             sampler=sampler_for(self.model.ops, self.spec.vocab_size),
-            graph_sizes=sizes_for(max_num_seqs, self.run.graph_sizes) if self.captures is not None else (),
+            graph_sizes=graph_sizes,
         )
 
     def _capture(self, worker: Worker, captures: Captures) -> str:
@@ -129,6 +144,7 @@ class TorchBackend:
                 torch.device(self.run.device),
                 "while decode steps were recorded as CUDA graphs",
                 "lower --gpu-memory-utilization, or leave them out with --enforce-eager",
+                error,
             ) from error
         taken = max(0, before - self.free_bytes())
         sizes = worker.graph_sizes
@@ -159,20 +175,26 @@ def load_torch(checkpoint: Checkpoint, run: RunChoice) -> TorchBackend:
         model = load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes)
     except torch.OutOfMemoryError as error:
         when = f"after {show_bytes(ops.weight_bytes)} of weights"
-        remedy = "take a smaller or a quantized model, or free the GPU"
-        raise out_of_memory(device, when, remedy) from error
+        raise out_of_memory(device, when, _SMALLER, error) from error
     notes = ops.load_notes() + sampling_notes(ops, model.spec.vocab_size)
     if run.strict_kernels and notes:
         raise ConfigError(
             f"device.strict_kernels is set, and {notes[0]}: leave out --strict-kernels to allow it"
         )
-    captures: Captures | None = None
-    if run.device != "cpu" and run.cuda_graphs is not False:
-        reason = ops.why_eager()
-        if reason is None:
-            captures = CudaCaptures(device)
-        elif run.cuda_graphs:
-            raise ConfigError(f"device.cuda_graphs is true, and {reason}: leave out --cuda-graphs")
-        else:
-            notes += (f"decode steps are issued op by op, not as CUDA graphs: {reason}",)
-    return TorchBackend(model, run, ops.weight_bytes, notes, captures)
+    backend = TorchBackend(model, run, ops.weight_bytes, notes)
+    return backend if run.device == "cpu" or run.cuda_graphs is False else _with_graphs(backend, ops, device)
+
+
+def _with_graphs(backend: TorchBackend, ops: TorchOps, device: torch.device) -> TorchBackend:
+    """The backend, with graphs of its decode steps if they can be made here, else with a note that says why not."""
+    captures = CudaCaptures(device)
+    try:
+        reason = ops.why_eager() or why_not_recorded(backend.trial_worker, captures)
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(device, "once the weights were loaded", _SMALLER, error) from error
+    if reason is None:
+        return dataclasses.replace(backend, captures=captures)
+    if backend.run.cuda_graphs:
+        raise ConfigError(f"device.cuda_graphs is true, and {reason}: leave out --cuda-graphs")
+    note = f"decode steps are issued op by op, not as CUDA graphs: {reason}"
+    return dataclasses.replace(backend, notes=(*backend.notes, note))

@@ -10,6 +10,7 @@ records its decode steps (`profile.measure`). `cuda` is `torch.cuda`, or what st
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from pagedcli.config_file import show_bytes
 from pagedcli.errors import ConfigError
 
+_ASKED = re.compile(r"tried to allocate ([\d.]+ \w+)", re.IGNORECASE)
 UTILIZATION = 0.9
 """Part of a GPU's memory that is ours if nobody says."""
 
@@ -86,18 +88,23 @@ class GpuUse:
         return "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len, or take a smaller model"
 
 
-def out_of_memory(device: torch.device, when: str, remedy: str, cuda: Any = torch.cuda) -> ConfigError:
-    """What to raise where a GPU has no more memory.
+def out_of_memory(
+    device: torch.device, when: str, remedy: str, error: Exception, cuda: Any = torch.cuda
+) -> ConfigError:
+    """What to raise where a GPU has no more memory: torch's own message is a paragraph.
 
     Args:
         device: Whose memory.
         when: What was being done: "in a step of 3 tokens".
         remedy: The smallest change that would help.
+        error: Torch's.
         cuda: See the module.
     """
-    numbers = ""
+    asked = _ASKED.search(str(error))
+    parts = [f"asking for {asked[1]}"] if asked else []
     if device.type == "cuda":
         free, total = cuda.mem_get_info(device)
         ours = cuda.memory_reserved(device)
-        numbers = f": of {show_bytes(total)}, {show_bytes(ours)} are ours and {show_bytes(free)} free"
+        parts.append(f"of {show_bytes(total)}, {show_bytes(ours)} are ours and {show_bytes(free)} free")
+    numbers = f" ({'; '.join(parts)})" if parts else ""
     return ConfigError(f"{device} ran out of memory {when}{numbers}: {remedy}")

@@ -48,7 +48,7 @@ def measure(
         buffers, step, graphs = _try_out(cuda, place, make_worker, plan, captures)
     except torch.OutOfMemoryError as error:
         when = f"in the largest step that the settings allow, {plan.num_tokens} tokens"
-        raise out_of_memory(place, when, _MORE_ROOM, cuda) from error
+        raise out_of_memory(place, when, _MORE_ROOM, error, cuda) from error
     # The worker is gone: what is left are the weights, what libraries keep to work in, and what is not torch's.
     cuda.empty_cache()
     buffers += max(0, cuda.memory_allocated(place) - weights)

@@ -229,8 +229,9 @@ class Worker:
         except torch.OutOfMemoryError as error:
             raise out_of_memory(
                 self._device,
-                f"in a step of {plan.num_tokens} tokens ({error})",
+                f"in a step of {plan.num_tokens} tokens",
                 "lower --gpu-memory-utilization (less KV) or --max-num-batched-tokens",
+                error,
             ) from error
         timer.stop()
         pending.copied = self._copies.mark()

@@ -23,6 +23,7 @@ from pagedcli.models.load import load_model
 from pagedcli.models.spec import ModelSpec
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.runtime.gpu_memory import GpuUse
+from pagedcli.runtime.graph_trial import why_not_recorded
 from pagedcli.runtime.graphs import Captures
 from tests.graph_support import DoneAgain
 
@@ -30,10 +31,13 @@ GIB = 2**30
 
 
 class Recordable(TorchOps):
-    """Ops of which a graph could be made."""
+    """Ops of which a graph could be made; without attention, which the host lays out."""
 
     def why_eager(self) -> str | None:
         return None
+
+    def attention(self, q: torch.Tensor, *_: object) -> torch.Tensor:
+        return q
 
 
 def config(**settings: Any) -> EngineConfig:
@@ -50,8 +54,15 @@ def checkpoint(tiny_checkpoint: Callable[..., Path]) -> Path:
     return tiny_checkpoint("llama")
 
 
-def load(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ops: TorchOps, **settings: Any) -> TorchBackend:
-    """As on a GPU, but for the ops."""
+def load(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ops: TorchOps,
+    wrong: str | None = None,
+    **settings: Any,
+) -> TorchBackend:
+    """As on a GPU, but for the ops; `wrong`: what a trial of the graphs finds."""
+    monkeypatch.setattr(torch_backend, "why_not_recorded", lambda make, captures: wrong)
     monkeypatch.setattr(torch_backend, "make_ops", lambda *args, **kwargs: ops)
     monkeypatch.setattr(torch_backend, "CudaCaptures", lambda device: DoneAgain())
     opened = open_checkpoint(checkpoint)
@@ -91,10 +102,43 @@ def test_weights_that_do_not_fit_are_told_with_what_was_loaded(
             raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
     monkeypatch.setattr(
-        torch_backend, "out_of_memory", lambda device, when, remedy: ConfigError(f"{device} {when} {remedy}")
+        torch_backend,
+        "out_of_memory",
+        lambda device, when, remedy, _: ConfigError(f"{device} {when} {remedy}"),
     )
     with pytest.raises(ConfigError, match=r"cuda after .* of weights take a smaller or a quantized model"):
         load(checkpoint, monkeypatch, Full("cpu", "float32"))
+
+
+def test_graphs_that_are_not_right_here_are_not_used_and_that_is_said(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = load(checkpoint, monkeypatch, Recordable("cpu", "float32"), wrong="recording failed (why)")
+    assert backend.captures is None
+    assert backend.notes[-1].endswith("not as CUDA graphs: recording failed (why)")
+
+
+class Fails:
+    """Implements `Captures`."""
+
+    def capture(self, computes: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        raise RuntimeError("CUDA error: operation not permitted\nCompile with ...")
+
+
+class Frozen(DoneAgain):
+    """Does nothing any more."""
+
+    def capture(self, computes: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        return [lambda: None for _ in super().capture(computes)]
+
+
+def test_recorded_steps_are_tried_once_against_steps_op_by_op(checkpoint: Path) -> None:
+    make = on_cpu(checkpoint, DoneAgain()).trial_worker
+    assert why_not_recorded(make, DoneAgain()) is None
+    assert why_not_recorded(make, Fails()) == "recording failed (CUDA error: operation not permitted)"
+    assert str(why_not_recorded(make, Frozen())).startswith("recorded steps chose the tokens [")
+    with pytest.raises(torch.OutOfMemoryError):
+        why_not_recorded(make, Full())
 
 
 class Full:
@@ -115,9 +159,7 @@ SIZES = {"num_blocks": 8, "block_size": 16, "max_num_seqs": 3, "max_model_len": 
 
 
 def test_what_recording_took_is_said(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Torch's attention cannot be recorded; nothing else of the model is looked at here.
     backend = on_cpu(checkpoint, DoneAgain())
-    monkeypatch.setattr(backend.model.ops, "attention", lambda q, *args: q)
     free = iter([5 * GIB, 4 * GIB])
     monkeypatch.setattr(TorchBackend, "free_bytes", lambda self: next(free))
     [note] = backend.worker(**SIZES).info.notes

@@ -170,15 +170,20 @@ def test_memory_that_ends_while_it_is_measured_is_told_with_the_numbers() -> Non
         measured(cuda)
     text = str(caught.value)
     assert text.startswith(
-        "cuda:0 ran out of memory in the largest step that the settings allow, 100 tokens: of 16 GiB"
+        "cuda:0 ran out of memory in the largest step that the settings allow, 100 tokens (asking"
     )
+    assert "; of 16 GiB, " in text
     assert "--max-num-batched-tokens" in text
     assert "\n" not in text
 
 
 def test_out_of_memory_says_what_is_ours_and_what_is_free() -> None:
     cuda = FakeCuda(outside=GIB, allocated=3 * GIB, cached=GIB)
-    text = str(out_of_memory(DEVICE, "after 3 GiB of weights", "free the GPU", cuda))
+    torchs = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ..."
+    )
+    text = str(out_of_memory(DEVICE, "after 3 GiB of weights", "free the GPU", torchs, cuda))
     assert text == (
-        "cuda:0 ran out of memory after 3 GiB of weights: of 16 GiB, 4 GiB are ours and 11 GiB free: free the GPU"
+        "cuda:0 ran out of memory after 3 GiB of weights (asking for 2.00 GiB; of 16 GiB, 4 GiB are ours and 11 GiB "
+        "free): free the GPU"
     )
