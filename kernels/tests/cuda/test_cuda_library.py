@@ -34,5 +34,5 @@ def check_without_gpu(library: ctypes.CDLL) -> None:
         pytest.skip("there is a GPU here: make gpu-check runs the kernels")
     memory = (ctypes.c_uint16 * 64)()
     code = library.paged_cuda_add(memory, memory, memory, 64, 0, None)
-    with pytest.raises(cuda_abi.CudaKernelError, match="driver is missing|no CUDA device"):
+    with pytest.raises(cuda_abi.CudaKernelError, match=r"driver is missing|no CUDA device"):
         cuda_abi.check("add", code)
