@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,16 +28,18 @@ GROWTH = 1.1
 Figures = dict[str, int]
 Add = Callable[[str, str, "bool | None", str], None]
 
+# Of a line such as "        /*0a30*/              @!P0 LDG.E.128 R4, desc[UR6][R2.64] ;".
+OPCODE = re.compile(r"^[ \t]+/\*[0-9a-f]{4,}\*/[ \t]+(?:@!?\w+[ \t]+)?([A-Z][\w.]*)", re.MULTILINE)
 INSTRUCTIONS = {
-    "mma": r"\bHMMA\.",
-    "ldmatrix": r"\bLDSM\.",
-    "load_128": r"\bLDG\.[\w.]*128",
-    "copy_async_128": r"\bLDGSTS\.[\w.]*128",
-    "store_128": r"\bSTG\.[\w.]*128",
-    "local": r"\b(?:LDL|STL)\b",
-    "convert_int": r"\bI2F|\bF2I",
-    "reciprocal": r"\bMUFU\.RCP\b",
-    "barrier": r"\bBAR\.SYNC",
+    "mma": re.compile(r"\bHMMA\."),
+    "ldmatrix": re.compile(r"\bLDSM\."),
+    "load_128": re.compile(r"\bLDG\.[\w.]*128"),
+    "copy_async_128": re.compile(r"\bLDGSTS\.[\w.]*128"),
+    "store_128": re.compile(r"\bSTG\.[\w.]*128"),
+    "local": re.compile(r"\b(?:LDL|STL)\b"),
+    "convert_int": re.compile(r"\bI2F|\bF2I"),
+    "reciprocal": re.compile(r"\bMUFU\.RCP\b"),
+    "barrier": re.compile(r"\bBAR\.SYNC"),
 }
 
 # Of each kernel whose name begins with the key: (figure, least, most); None: no bound.
@@ -105,8 +108,12 @@ def instruction_figures(sass: str) -> dict[str, Figures]:
     figures = {}
     for part in re.split(r"\n\s*Function : ", sass)[1:]:
         name, _, body = part.partition("\n")
-        counts = {key: len(re.findall(pattern, body)) for key, pattern in INSTRUCTIONS.items()}
-        counts["instructions"] = len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", body, re.MULTILINE))
+        opcodes = Counter(OPCODE.findall(body))
+        counts = {
+            key: sum(count for opcode, count in opcodes.items() if pattern.search(opcode))
+            for key, pattern in INSTRUCTIONS.items()
+        }
+        counts["instructions"] = opcodes.total()
         figures[name.strip()] = counts
     return figures
 

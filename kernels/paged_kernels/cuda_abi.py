@@ -11,6 +11,16 @@ from pathlib import Path
 
 DTYPES = {"float16": 0, "bfloat16": 1}
 NO_KERNEL = -1
+MEANINGS = {
+    2: " (out of memory)",
+    35: " (the driver is missing or older than the CUDA toolkit that built the kernels)",
+    100: " (there is no CUDA device)",
+    209: " (the kernels were not built for this GPU: run paged build-cuda --force)",
+    222: " (the driver does not know the PTX of this CUDA toolkit: run paged build-cuda --force --arch for this GPU)",
+    700: " (an illegal address)",
+    716: " (a misaligned address)",
+}
+"""Of CUDA error codes that a user can do something about, or should report."""
 
 
 class CudaKernelError(RuntimeError):
@@ -179,4 +189,4 @@ def check(name: str, code: int) -> None:
     if code == NO_KERNEL:
         raise CudaKernelError(f"{name}: there is no kernel for this shape")
     if code != 0:
-        raise CudaKernelError(f"{name}: CUDA error {code}")
+        raise CudaKernelError(f"{name}: CUDA error {code}{MEANINGS.get(code, '')}")
