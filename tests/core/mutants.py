@@ -119,6 +119,8 @@ MUTANTS = (
         "test_scheduler:test_static_batch_admits_nobody_and_frees_nothing_until_it_ends('paged')"),
     one("KV use counts shared blocks twice", ROSTER, "self.gauges.table_tokens - self.kv.duplicate_tokens()",
         "self.gauges.table_tokens"),
+    one("peaks are noted when they are over", ROSTER, "        self.note_peaks()\n        index =", "        index =",
+        "test_scheduler:test_peaks_are_those_of_the_fullest_step_though_nobody_looked_then"),
     # the pace of running requests
     one("prompts may use the whole budget", SCHEDULER, "plan.budget -= held", "held = 0",
         "test_pacing:test_running_requests_keep_their_pace_beside_a_stream_of_prompts(3)"),

@@ -237,3 +237,14 @@ def test_KV_use_of_many_sequences_is_above_95_percent_at_page_16() -> None:
         series.append((stats.stored_tokens, stats.kv_use))
     busiest = sorted(series)[len(series) // 2 :]
     assert sum(use for _, use in busiest) / len(busiest) > 0.95
+
+
+def test_peaks_are_those_of_the_fullest_step_though_nobody_looked_then() -> None:
+    bed = Bed(num_pages=20, page_size=2, prefix_caching=False)
+    for first in (0, 50, 100):
+        bed.add(numbers(3, first), max_tokens=4)
+    bed.drain()
+    stats = bed.scheduler.stats
+    # Three at once, each with 3 prompt tokens and 3 of its 4 others stored, in 3 pages.
+    assert (stats.peak_running, stats.peak_stored_tokens, stats.peak_allocated_tokens) == (3, 18, 18)
+    assert (stats.running, stats.stored_tokens, stats.allocated_tokens) == (0, 0, 0)
