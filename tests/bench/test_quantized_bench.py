@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from pagedcli.bench.peers import PeerResult
 from pagedcli.bench.work import ModelSizes
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
+from tests.fixtures_checkpoints import write_tiny_checkpoint
+from tests.quant_support import write_quantized_model
 
 NAMES = ("whole", "codes")
 SPEC = {
@@ -107,9 +110,21 @@ def test_rows_hold_ratios_of_rounds_and_the_limit_of_bytes() -> None:
     assert quantized.table([whole, codes, other]).row_count == 3
 
 
-def test_openvino_that_is_not_there_is_said(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openvino_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VENVS", str(tmp_path))
     monkeypatch.setenv("MODELS", str(tmp_path))
     (tmp_path / "peer_openvino.py").touch()
     with pytest.raises(ConfigError, match="OpenVINO cannot be run"):
         quantized.openvino(tmp_path, tmp_path, 2, 10.0)
+
+
+def test_a_quantized_model_runs_as_its_codes(tmp_path: Path) -> None:
+    folder = write_quantized_model(tmp_path, "awq", symmetric=False, dtype="bfloat16").folder
+    bench = CpuBench(str(folder), "auto", 1)
+    assert bench.choice.as_codes
+
+
+def test_a_model_that_is_not_quantized_is_refused(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, "llama")
+    with pytest.raises(ConfigError, match="does not run as codes"):
+        quantized.main(str(tmp_path), str(tmp_path), threads=1)
