@@ -26,6 +26,7 @@ from pagedcli.bench.work import ModelSizes, Work
 from pagedcli.checkpoint.sources import open_checkpoint, resolve_model
 from pagedcli.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagedcli.models.spec import ModelSpec
+from pagedcli.ops.select import has_int8_dot
 from pagedcli.runtime.native_worker import NativeWorker
 from pagedcli.runtime.threads import compute_threads
 from pagedcli.text.tokenizer import Tokenizer
@@ -82,7 +83,15 @@ class CpuBench:
             scheduler=SchedulerConfig(depth=depth),
         )
         spec = ModelSpec.from_config(checkpoint.config)
-        self.choice: RunChoice = choose_run(config, spec, has_cuda=False, cores=compute_threads())
+        self.choice: RunChoice = choose_run(
+            config,
+            spec,
+            has_cuda=False,
+            cores=compute_threads(),
+            quantization=None if model == RANDOM_QWEN else named.quantization,
+            path=named.path,
+            int8_dot=has_int8_dot,
+        )
         with _override(isa):
             self.backend: Backend = load_backend(checkpoint, self.choice)
         self.sizes = ModelSizes.of(spec, self.choice.dtype)

@@ -98,6 +98,7 @@ def measure_in_turns(
     seconds: float,
     say: Say,
     peer: RunPeer | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Turns:
     """Rounds in which each model runs each workload, and then the other engine all of them.
 
@@ -109,8 +110,9 @@ def measure_in_turns(
         seconds: No round begins that would take longer in all; the first does.
         say: Told what was measured, as it comes.
         peer: The other engine.
+        clock: Tells seconds.
     """
-    begun = time.monotonic()
+    begun = clock()
     turns = Turns([[[] for _ in workloads] for _ in benches])
     with benches[0].open() as first, benches[1].open() as second:
         engines = (first, second)
@@ -119,7 +121,7 @@ def measure_in_turns(
             warm_up(engine, workloads)
         longest = 0.0
         for run in range(repeats):
-            started = time.monotonic()
+            started = clock()
             if run > 0 and started - begun + longest > seconds:
                 say(f"{run} rounds in {started - begun:.0f} s: another would take longer than {seconds:g} s")
                 break
@@ -135,7 +137,7 @@ def measure_in_turns(
                     result = turns.peer[-1][workload.name]
                     did = result.error or (f"{result}" if result.over_s else f"{result} tokens/s")
                     say(f"round {run + 1}: {workload.title}: OpenVINO {did}")
-            longest = max(longest, time.monotonic() - started)
+            longest = max(longest, clock() - started)
     return turns
 
 
@@ -274,6 +276,10 @@ def main(
 
     say("loading both")
     benches = [CpuBench(original, "bfloat16", threads), CpuBench(quantized, "auto", threads)]
+    if not benches[1].choice.as_codes:
+        raise ConfigError(
+            f"{quantized} does not run as codes here: {benches[1].choice.dtype}, there is nothing to compare"
+        )
     folder = peers if peers is not None and (peers / "workloads.json").is_file() else None
     peer = None
     if openvino_model is not None:

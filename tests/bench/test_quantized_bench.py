@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from pagedcli.bench.peers import PeerResult
 from pagedcli.bench.work import ModelSizes
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
+from tests.fixtures_checkpoints import write_tiny_checkpoint
+from tests.quant_support import write_quantized_model
 
 NAMES = ("whole", "codes")
 SPEC = {
@@ -46,13 +49,6 @@ class Fake:
         return SimpleNamespace(seconds=self.seconds)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(quantized.time, "monotonic", lambda: now[0])
-    return now
-
-
 def decode() -> list[CpuWorkload]:
     return [workload for workload in cpu_workloads(None) if workload.name == "decode"]
 
@@ -62,7 +58,8 @@ def fakes(clock: list[float], log: list[str]) -> list[CpuBench]:
     return cast(list[CpuBench], list(pair))
 
 
-def test_models_take_turns_and_no_round_begins_that_time_does_not_hold(clock: list[float]) -> None:
+def test_models_take_turns_and_no_round_begins_that_time_does_not_hold() -> None:
+    clock = [100.0]
     log: list[str] = []
     said: list[str] = []
 
@@ -73,8 +70,9 @@ def test_models_take_turns_and_no_round_begins_that_time_does_not_hold(clock: li
         return {"decode": PeerResult(tokens_per_s=16.0, version="9")}
 
     turns = quantized.measure_in_turns(
-        fakes(clock, log), NAMES, decode(), repeats=9, seconds=25.0, say=said.append, peer=peer
-    )
+        fakes(clock, log), NAMES, decode(),
+        repeats=9, seconds=25.0, say=said.append, peer=peer, clock=lambda: clock[0],
+    )  # fmt: skip
     assert log == ["whole", "codes", "peer", "codes", "whole", "peer"]
     assert turns.ours == [[[32.0, 32.0]], [[64.0, 64.0]]]
     assert [line for line in said if "OpenVINO" in line] == [
@@ -84,10 +82,13 @@ def test_models_take_turns_and_no_round_begins_that_time_does_not_hold(clock: li
     assert said[-1] == "2 rounds in 20 s: another would take longer than 25 s"
 
 
-def test_the_first_round_is_run_however_long_it_takes(clock: list[float]) -> None:
+def test_the_first_round_is_run_however_long_it_takes() -> None:
+    clock = [100.0]
     log: list[str] = []
-    benches = fakes(clock, log)
-    quantized.measure_in_turns(benches, NAMES, decode(), repeats=2, seconds=0, say=lambda _: None)
+    quantized.measure_in_turns(
+        fakes(clock, log), NAMES, decode(),
+        repeats=2, seconds=0, say=lambda _: None, clock=lambda: clock[0],
+    )  # fmt: skip
     assert log == ["whole", "codes"]
 
 
@@ -109,9 +110,21 @@ def test_rows_hold_ratios_of_rounds_and_the_limit_of_bytes() -> None:
     assert quantized.table([whole, codes, other]).row_count == 3
 
 
-def test_openvino_that_is_not_there_is_said(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openvino_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VENVS", str(tmp_path))
     monkeypatch.setenv("MODELS", str(tmp_path))
     (tmp_path / "peer_openvino.py").touch()
     with pytest.raises(ConfigError, match="OpenVINO cannot be run"):
         quantized.openvino(tmp_path, tmp_path, 2, 10.0)
+
+
+def test_a_quantized_model_runs_as_its_codes(tmp_path: Path) -> None:
+    folder = write_quantized_model(tmp_path, "awq", symmetric=False, dtype="bfloat16").folder
+    bench = CpuBench(str(folder), "auto", 1)
+    assert bench.choice.as_codes
+
+
+def test_a_model_that_is_not_quantized_is_refused(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, "llama")
+    with pytest.raises(ConfigError, match="does not run as codes"):
+        quantized.main(str(tmp_path), str(tmp_path), threads=1)
