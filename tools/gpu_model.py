@@ -233,7 +233,8 @@ def measure(engine: Engine, arguments: argparse.Namespace, limits: Any, write: C
     vocab_size = SHAPES[arguments.shape]["vocab_size"]
     end = time.monotonic() + arguments.seconds
     rows: list[dict[str, Any]] = []
-    engine.run(prompts(min(2, max(arguments.batches)), 32, vocab_size, 1), 8)  # compiles, records, allocates
+    few = prompts(min(2, max(arguments.batches)), min(32, arguments.context), vocab_size, 1)
+    engine.run(few, min(8, arguments.new_tokens))  # compiles, records, allocates
     spent = 0.0
     for number, batch in enumerate(arguments.batches):
         left = end - time.monotonic()
