@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
+import inspect
 import json
 import random
 import sys
@@ -209,7 +211,9 @@ def open_transformers(config: dict[str, Any], device: str, most: int, length: in
 
     def run(ids: list[list[int]], new: int) -> Times:
         settings = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1)
-        outputs = model.generate_batch(inputs=ids, generation_config=settings, record_timestamps=True)
+        outputs = model.generate_batch(
+            inputs=ids, generation_config=settings, record_timestamps=True, **_without_hub(model)
+        )
         found = [list(output.timestamps) for output in outputs.values()]
         if len(found) != len(ids) or any(len(times) < new for times in found):
             raise RuntimeError(f"{len(found)} of {len(ids)} requests answered, some with too few tokens")
@@ -225,6 +229,23 @@ def open_transformers(config: dict[str, Any], device: str, most: int, length: in
     )
 
 
+def _without_hub(model: Any) -> dict[str, Any]:
+    """Keeps it from fetching attention kernels, where no package of them is installed and it can be told so."""
+    packages = ("flash_attn", "flash_attn_interface")
+    name = "continuous_batching_config"
+    if (
+        any(map(importlib.util.find_spec, packages))
+        or name not in inspect.signature(model.generate_batch).parameters
+    ):
+        return {}
+    from transformers import ContinuousBatchingConfig
+
+    flag = "auto_switch_to_flash"
+    if flag not in {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}:
+        return {}
+    return {name: ContinuousBatchingConfig(**{flag: False})}
+
+
 # ---- all
 
 
@@ -233,11 +254,13 @@ def measure(engine: Engine, arguments: argparse.Namespace, limits: Any, write: C
     vocab_size = SHAPES[arguments.shape]["vocab_size"]
     end = time.monotonic() + arguments.seconds
     rows: list[dict[str, Any]] = []
-    engine.run(prompts(min(2, max(arguments.batches)), 32, vocab_size, 1), 8)  # compiles, records, allocates
+    few = prompts(min(2, max(arguments.batches)), min(32, arguments.context), vocab_size, 1)
+    engine.run(few, min(8, arguments.new_tokens))  # compiles, records, allocates
     spent = 0.0
     for number, batch in enumerate(arguments.batches):
         left = end - time.monotonic()
-        if rows and left < 2 * spent:
+        # A prompt's work grows with the batch; decoding grows less.
+        if rows and left < spent * batch / rows[-1]["batch"]:
             write({"rows": rows, "left_out": f"batches from {batch} on: {left:.0f} s were left"})
             return
         began = time.perf_counter()

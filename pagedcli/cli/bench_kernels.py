@@ -79,7 +79,13 @@ def kernels(
         ),
     ] = None,
     device: Annotated[
-        str, option("--device", text="cpu; cuda: torch's ops there [cpu]", panel=MEASURING, metavar="DEVICE")
+        str,
+        option(
+            "--device",
+            text="cpu; cuda: our CUDA kernels and torch's ops there [cpu]",
+            panel=MEASURING,
+            metavar="DEVICE",
+        ),
     ] = "cpu",
     seconds: Annotated[
         float,
