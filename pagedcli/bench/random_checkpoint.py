@@ -53,9 +53,8 @@ class RandomCodes:
 
     def dequantize(self) -> NDArray[np.float32]:
         """[out, in]."""
-        zeros, scales = (np.repeat(each, self.group_size, axis=1) for each in (self.zeros, self.scales))
-        values: NDArray[np.float32] = (self.codes - zeros.astype(np.float32)) * scales
-        return values
+        zeros = np.repeat(self.zeros, self.group_size, axis=1).astype(np.float32)
+        return (self.codes - zeros) * np.repeat(self.scales, self.group_size, axis=1)
 
     def rows(self, first: int, last: int) -> RandomCodes:
         """Some outputs."""
