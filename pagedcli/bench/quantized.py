@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import statistics
 import sys
 import time
@@ -307,4 +308,6 @@ def main(
 
 
 if __name__ == "__main__":
+    # However it is ended, another engine's process ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     typer.run(main)

@@ -205,7 +205,7 @@ PAGED_OUTLINE void add_rows(const CodePass& pass, const CodePart& part, int64_t 
 #define PAGED_LOAD_CODES(tile, from) _tile_stream_loadd(tile, from, 64)
 
 // Stores what a tile has left of the block before, if there was one, and clears it. Its product was begun four tiles
-// ago: stores that wait for one fill the processor's queues, and the vector unit stands still.
+// ago, so that the store need not wait for it.
 #define PAGED_TILE_TURN(tile, row, column)                       \
     do {                                                         \
         if (before != nullptr) {                                 \
