@@ -53,8 +53,10 @@ class RandomCodes:
 
     def dequantize(self) -> NDArray[np.float32]:
         """[out, in]."""
-        zeros, scales = (np.repeat(each, self.group_size, axis=1) for each in (self.zeros, self.scales))
-        values: NDArray[np.float32] = (self.codes - zeros.astype(np.float32)) * scales
+        group = np.arange(self.shape[1]) // self.group_size
+        values: NDArray[np.float32] = (self.codes - self.zeros[:, group].astype(np.float32)) * self.scales[
+            :, group
+        ]
         return values
 
     def rows(self, first: int, last: int) -> RandomCodes:
