@@ -33,9 +33,21 @@ def try_package(
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     python = python_of(package, config.pop("quantization_config")["quant_method"])
-    command = [python, str(ROOT / "tools" / "interop" / "peer.py"), package, str(folder), str(out)]
+    command = [
+        python,
+        str(ROOT / "tools" / "interop" / "peer.py"),
+        package,
+        str(folder.resolve()),
+        str(out.resolve()),
+    ]
     run = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, env=their_environment(1), check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=their_environment(1),
+        cwd=out.parent,  # some leave logs where they are
+        check=False,
     )
     if not out.exists():
         said = (run.stderr + run.stdout).splitlines()

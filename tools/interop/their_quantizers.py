@@ -73,12 +73,18 @@ def run_quantizer(
     Raises:
         RuntimeError: The package failed; its log is named.
     """
+    work = work.resolve()
     folder, record = work / f"{name}-{seed}", work / f"{name}-{seed}.json"
     if record.is_file() and folder.is_dir():
         return folder, json.loads(record.read_text(encoding="utf-8"))
     shutil.rmtree(folder, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
-    task = {"source": str(source), "output": str(folder), "group_size": group_size, "threads": threads}
+    task = {
+        "source": str(source.resolve()),
+        "output": str(folder),
+        "group_size": group_size,
+        "threads": threads,
+    }
     task |= {"samples": samples, **RUNS[name].options}
     said = _process(name, task, work / f"{name}-{seed}", threads)
     record.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
@@ -97,7 +103,12 @@ def _process(name: str, task: dict[str, Any], stem: Path, threads: int) -> dict[
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with log.open("w", encoding="utf-8") as out:
         code = subprocess.run(
-            command, stdout=out, stderr=subprocess.STDOUT, env=their_environment(threads), check=False
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=their_environment(threads),
+            cwd=log.parent,  # some leave logs where they are
+            check=False,
         ).returncode
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if code != 0:
