@@ -117,7 +117,9 @@ bench-serve: $(STAMP)  ## what HTTP costs, and latencies at fixed rates; PEERS='
 
 wheel: tools     ## one wheel with the kernels of every variant, for manylinux, into dist/, by way of an sdist
 	rm -rf dist build/raw
-	$(TOOLS)/bin/python -m build --outdir build/raw
+	$(TOOLS)/bin/python -m build --sdist --outdir build/raw
+	rm -rf build/from-sdist && mkdir build/from-sdist && tar -xf build/raw/*.tar.gz -C build/from-sdist --strip-components 1
+	$(TOOLS)/bin/python -m build --wheel --outdir build/raw build/from-sdist
 	$(TOOLS)/bin/auditwheel repair --wheel-dir dist build/raw/*.whl
 	cp build/raw/*.tar.gz dist/
 

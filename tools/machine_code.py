@@ -49,12 +49,14 @@ RULES: dict[str, tuple[tuple[str, int | None, int | None], ...]] = {
         ("mma", 24, None),
         ("ldmatrix", 12, None),
         ("copy_async_128", 8, None),
+        ("convert_int", None, 4),  # two divisions before the loops, none in them
         ("registers", None, 232),
     ),
     "attention_prefill": (
         ("mma", 24, None),
         ("ldmatrix", 12, None),
         ("copy_async_128", 4, None),
+        ("convert_int", None, 2),
         ("registers", None, 255),
     ),
     "few_rows": (

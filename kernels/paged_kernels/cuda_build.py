@@ -1,5 +1,7 @@
 """Builds the library of CUDA kernels with nvcc, and finds the one that was built. Standard library only.
 
+As a program, for the build of the package with PAGED_CUDA: cuda_build.py FOLDER [ARCHITECTURE ...]
+
 The library has a C interface (`cuda_abi`) and its own static copy of the CUDA runtime, so it fits any torch. It holds
 machine code for each architecture named and, for newer GPUs, PTX of the last one. It lies in a folder named after the
 sources, so that a new version of them never runs an old library.
@@ -8,9 +10,11 @@ sources, so that a new version of them never runs an old library.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,8 +40,18 @@ def sources() -> list[Path]:
     return sorted(path for path in source_folder().iterdir() if path.suffix in (".cu", ".cuh", ".h"))
 
 
+def packaged_library() -> Path | None:
+    """The one that was built with the package, from these very sources, if it was."""
+    # Beside the compiled module: in an editable installation that is not where this file lies.
+    native = importlib.util.find_spec("paged_kernels._native")
+    if native is None or native.origin is None:
+        return None
+    library = library_path(Path(native.origin).parent)
+    return library if library.is_file() else None
+
+
 def library_path(cache: Path) -> Path:
-    """Where the library of these sources lies, or will."""
+    """Where the library of these sources lies, or will, in a folder for such."""
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -97,3 +111,7 @@ def _run(command: list[str]) -> None:
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise CudaBuildError(f"{Path(command[0]).name} failed: {' | '.join(said[-3:])}")
+
+
+if __name__ == "__main__":
+    build(library_path(Path(sys.argv[1])), [int(one) for one in sys.argv[2:]] or ARCHITECTURES)

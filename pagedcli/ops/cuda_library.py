@@ -1,4 +1,4 @@
-"""The library of our CUDA kernels: where it lies in the cache, how it gets there. Imports `paged_kernels`, no torch."""
+"""The library of our CUDA kernels: where it lies, how it gets there. Imports `paged_kernels`, no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ARCHITECTURES = cuda_build.ARCHITECTURES
 
 
 def library_in(cache: Path) -> Path:
-    """Where the library of the sources at hand is, or would be."""
-    return cuda_build.library_path(cache)
+    """Where the library of these sources is: in the package if it was built with it, else in the cache, or will be."""
+    return cuda_build.packaged_library() or cuda_build.library_path(cache)
 
 
 def build_library(library: Path, architectures: Sequence[int], nvcc: Path | None) -> None:
