@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from pagedcli.bench.cpu_workloads import CpuWorkload
-from pagedcli.bench.quantized import bytes_to_read, rows
+from pagedcli.bench.quantized import Turns, bytes_to_read, rows
 from pagedcli.bench.work import ModelSizes
 from pagedcli.workloads.requests import WorkloadRequest
 
@@ -33,7 +33,7 @@ def test_every_step_reads_the_kept_weights_and_the_positions() -> None:
 def test_ratios_are_of_runs_of_the_same_number() -> None:
     pair = [bench(2200, ""), bench(600, "int8")]
     # The machine drifts by half: the ratio of medians (1.5 for these) would tell something else.
-    found = [[[10.0, 20.0, 40.0]], [[30.0, 30.0, 100.0]]]
+    found = Turns([[[10.0, 20.0, 40.0]], [[30.0, 30.0, 100.0]]])
     original, quantized = rows(pair, ["a", "b"], [WORKLOAD], found, read_bytes_per_s=1e4)
     assert (original.ratio, quantized.ratio) == (1.0, 2.5)
     assert quantized.tokens_per_s == 30.0

@@ -199,7 +199,7 @@ def opened(runner: Any, data: Data, make: Callable[[Any, Data], Made]) -> Opened
     with torch.inference_mode():
         ready = make(runner, data)
         got = ready.result()
-    timer = Timer(ready.calls, runner.device)
+        timer = Timer(ready.calls, runner.device)
     is_issued = runner.device.type == "cuda" and not timer.is_recorded
     return Opened(timer, data.error(got), f"{ready.op} (issued one by one)" if is_issued else ready.op)
 
