@@ -310,7 +310,8 @@ REAL = {
 def test_real_files_are_read(name: str) -> None:
     if not (SHARED / name).exists():
         pytest.skip(f"{name} is not beside the project")
-    requests = read(SHARED / name, num_requests=REAL[name], length_scale=0.1)
+    scaled = {"length_scale": 0.1} if name.startswith(("azure", "mooncake")) else {}  # a text has its length
+    requests = read(SHARED / name, num_requests=REAL[name], **scaled)
     assert len(requests) == REAL[name]
     if name.startswith("mooncake"):
         assert requests[0].prompt_token_ids[:51] == requests[1].prompt_token_ids[:51]
