@@ -17,6 +17,8 @@ from pagedcli.serve import strict_json
 
 PARSE_ASIDE_BYTES = 1 << 16
 """Bodies from this size on are parsed on a worker thread, so that no other request waits for them."""
+PIECE_S = 60.0
+"""Longest wait for the next piece of a body."""
 
 
 class ClientGoneError(Exception):
@@ -27,8 +29,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """All bytes of a request.
 
     Raises:
-        RequestError: 413, before anything is read if the length was announced, else as soon as it is passed; 503 if the
-            server ends first.
+        RequestError: 413, before anything is read if the length was announced, else as soon as it is passed; 408 if the
+            rest does not come; 503 if the server ends first.
         ClientGoneError: The connection was closed first.
     """
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
@@ -45,24 +47,19 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
         pieces.append(piece)
         if not message.get("more_body", False):
-            if not size:
-                _refuse_upgrade(scope)
             return b"".join(pieces)
-
-
-def _refuse_upgrade(scope: Scope) -> None:
-    """Say why nothing came: uvicorn's parser drops the body of a request that offers another protocol."""
-    if any(name == b"upgrade" for name, _ in scope["headers"]):
-        raise RequestError(
-            "the request offers to change to another protocol (Upgrade), and its body is not read: have the client use "
-            "HTTP/1.1",
-            code="upgrade_not_supported",
-        )
 
 
 async def _received(receive: Receive) -> Message:
     try:
-        return await receive()
+        async with asyncio.timeout(PIECE_S):
+            return await receive()
+    except TimeoutError:
+        raise RequestError(
+            f"nothing of the body has come for {PIECE_S:g} seconds: send it at once",
+            code="request_timeout",
+            status=408,
+        ) from None
     except asyncio.CancelledError:
         raise RequestError(
             "the server stops, and the rest of the body has not come", code="stopping", status=503

@@ -62,9 +62,10 @@ def error_body(error: PagedError) -> dict[str, Any]:
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """`Retry-After` where trying again may help, in whole seconds."""
+    """`Retry-After` where trying again may help, in whole seconds; the end of a connection whose body was not read."""
     seconds = error.retry_after_s if error.retry_after_s is not None else RETRY_AFTER_S.get(error.status)
-    return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
+    retry = {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
+    return {**retry, **({"Connection": "close"} if error.status in (408, 413) else {})}
 
 
 def error_response(error: PagedError, headers: Mapping[str, str] | None = None) -> ApiResponse:

@@ -1,9 +1,9 @@
 """From binding the socket to the last answer: loading, serving, draining, and what the health checks say meanwhile.
 
-May import uvicorn, `api`, `engine` and `errors`. The socket is bound before the model is loaded, so that a port that is
-taken is said at once and health checks are answered during a long load. Invariants: a signal lets what runs finish,
-for as long as was agreed, and aborts the rest; a second signal ends the process at once; an engine that died stays
-visible (`/health` is red) until whoever supervises the process ends it.
+May import uvicorn, `api`, `engine`, `errors` and `serve.connection`. The socket is bound before the model is loaded, so
+that a port that is taken is said at once and health checks are answered during a long load. Invariants: a signal lets
+what runs finish, for as long as was agreed, and aborts the rest; a second signal ends the process at once; an engine
+that died stays visible (`/health` is red) until whoever supervises the process ends it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import uvicorn
 from pagedcli.api.async_llm import AsyncLLM
 from pagedcli.api.build import Engine
 from pagedcli.errors import ConfigError, EngineDead, RequestError
+from pagedcli.serve.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -186,8 +187,18 @@ def serve(
     Raises:
         PagedError: Loading failed.
     """
-    config = uvicorn.Config(
+    config = server_config(app, options or {})
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_serve(_Server(config), lifecycle, listener))
+    if lifecycle.failure is not None:
+        raise lifecycle.failure
+
+
+def server_config(app: Any, options: Mapping[str, Any]) -> uvicorn.Config:
+    """Uvicorn's settings: what we do ourselves is switched off."""
+    return uvicorn.Config(
         app,
+        http=Connection,
         lifespan="off",
         ws="none",
         log_config=None,
@@ -196,12 +207,8 @@ def serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=FLUSH_S,
         timeout_keep_alive=IDLE_S,
-        **(options or {}),
+        **options,
     )
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_serve(_Server(config), lifecycle, listener))
-    if lifecycle.failure is not None:
-        raise lifecycle.failure
 
 
 async def _serve(server: _Server, lifecycle: Lifecycle, listener: socket.socket) -> None:

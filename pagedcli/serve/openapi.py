@@ -94,6 +94,7 @@ _ERRORS = {
     "401": "A key is needed",
     "403": "A web page asks that may not",
     "404": "The model or the request is not there",
+    "408": "The body did not come",
     "413": "The body is too large",
     "429": "Too many requests wait: Retry-After says when to come again",
     "503": "The model is being loaded, the server stops, or the engine has failed",

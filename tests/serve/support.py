@@ -23,7 +23,7 @@ from pagedcli.api.build import Engine
 from pagedcli.cli.serve_run import attach
 from pagedcli.config import ServeConfig
 from pagedcli.serve.app import create_app
-from pagedcli.serve.lifecycle import Lifecycle, bind
+from pagedcli.serve.lifecycle import Lifecycle, bind, server_config
 from pagedcli.serve.state import RequestRecord, ServerState
 from tests.fakes import FakeExecutor, fake_engine
 
@@ -182,9 +182,7 @@ def served(
 
     lifecycle._on_ready = ready
     state.on_end = server.records.append
-    runner = _Uvicorn(
-        uvicorn.Config(create_app(state), lifespan="off", ws="none", log_config=None, access_log=False)
-    )
+    runner = _Uvicorn(server_config(create_app(state), {}))
 
     async def run() -> None:
         if load is None:

@@ -176,17 +176,6 @@ def test_headers_of_any_kind(server: Served) -> None:
         assert received.split(b" ")[1] in (b"200", b"400", b"415"), received
 
 
-def test_a_client_that_offers_http_2_is_told_what_to_change(server: Served) -> None:
-    """As Java's own client does on plain connections, unless it is told not to."""
-    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
-    offer = http_post("/v1/completions", body, "Upgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n")
-    offer = offer.replace(b"Connection: close", b"Connection: Upgrade, HTTP2-Settings, close")
-    received = raw_request(server.address, offer)
-    assert received.startswith(b"HTTP/1.1 400 ")
-    assert b"upgrade_not_supported" in received
-    assert b"HTTP/1.1" in received.split(b"\r\n\r\n")[1]
-
-
 CHECKS = (
     not_a_server_error,
     status_code_conformance,
