@@ -16,7 +16,7 @@ from pagedcli.bench.http_bench import Bench
 from pagedcli.bench.http_drive import LoadState
 from pagedcli.bench.http_prompts import Asking, PromptForm
 from pagedcli.bench.http_report import LoadRun
-from pagedcli.bench.http_server import discover
+from pagedcli.bench.http_server import UnreachableError, discover
 from pagedcli.bench.http_target import parse_target
 from pagedcli.bench.latency import run_seconds
 from pagedcli.bench.load import Client
@@ -265,8 +265,8 @@ class _Command:
         """The pattern at a rate."""
         return Arrivals.parse(self.options.arrival or "poisson", rate=rate, seed=self.options.seed)
 
-    def warm_up(self, num: int) -> float:
-        """Send requests that nobody measures; the median latency of a server with nothing else to do."""
+    def warm_up(self, num: int) -> float | None:
+        """Send requests that nobody measures; the median latency of a server with nothing else to do, if it answers."""
         requests = self.workload(self.options.seed + _OTHER_SEED, num)
         if requests[0].prompt_token_ids == self.first[0].prompt_token_ids and not self.options.saturation:
             # A file has the same prompts whatever the seed: a prefix cache must not know them.
@@ -277,7 +277,8 @@ class _Command:
         failures = [answer.error for answer in answers if answer.error is not None]
         if failures:
             self.messages.say(f"{len(failures)} of {num} requests of the warm-up failed: {failures[0]}")
-        return statistics.median(answer.e2e_s for answer in answers)
+        served = [answer.e2e_s for answer in answers if answer.is_served]
+        return statistics.median(served) if served else None
 
     def measure(self) -> int:
         """One run and its reports."""
@@ -304,7 +305,12 @@ class _Command:
 
     def search(self) -> int:
         """The saturation point and its reports."""
-        unloaded = self.warm_up(max(3, self.options.warm_up))
+        num = max(3, self.options.warm_up)
+        unloaded = self.warm_up(num)
+        if unloaded is None:
+            raise UnreachableError(
+                f"none of the {num} requests of the warm-up was answered: a search has no first rate"
+            )
         runs: list[LoadRun] = []
         trials: list[Trial] = []
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,30 @@ def test_a_search_ends_where_nothing_is_answered_any_more(
     assert "nothing was answered at the last rate, so the search ends: 500: broken" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_a_search_without_an_answer_in_its_warm_up_has_no_first_rate(
+    server: OpenAIServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.refuse = lambda number, body: (500, b"broken")
+    assert bench(server.url, "--saturation", "-n", "4") == 2
+    assert len(server.bodies) == 3
+    error = " ".join(capsys.readouterr().err.split())
+    assert "none of the 3 requests of the warm-up was answered" in error
+    assert "500: broken" in error
+
+
+def test_failures_of_a_warm_up_give_a_search_no_rate(server: OpenAIServer, tmp_path: Path) -> None:
+    """Two of three fail at once; the third takes 0.2 s, so that the first rate is at most 5 a second."""
+
+    def refuse(number: int, body: object) -> tuple[int, bytes] | None:
+        if number == 2:
+            time.sleep(0.2)
+        return (500, b"broken") if number < 2 else None
+
+    server.refuse = refuse
+    bench(server.url, "--saturation", "-n", "2", "--goodput", "e2e:1us", "--json", str(tmp_path / "s.json"))
+    assert json.loads((tmp_path / "s.json").read_text())["saturation"]["trials"][0]["rate"] <= 5
 
 
 def test_what_is_shown_while_it_runs() -> None:
