@@ -12,7 +12,7 @@ MakeModel = Callable[..., Path]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak-seconds", default="20", help="how long tests/serve/test_soak.py runs")
+    parser.addoption("--soak-seconds", default="10", help="how long tests/serve/test_soak.py runs")
 
 
 def _maker(factory: pytest.TempPathFactory, write: Callable[..., Path], suffix: str) -> MakeModel:
