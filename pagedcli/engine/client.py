@@ -346,14 +346,16 @@ class EngineThread:
             for command in commands:
                 command.run()
             self._has_work = self._core.has_work
-        worked = self._has_work
+        worked, due = self._has_work, self._board.next_due
+        late = False
         if worked:
-            now = self._loop.turn()
+            late = self._loop.turn() >= due
             self._has_work = self._core.has_work
-            if now >= self._board.next_due:
-                self._board.publish()
-        if commands or not self._has_work:
+        is_wanted = late or commands or not self._has_work
+        if is_wanted and self._board.next_due == due:  # else this turn's answers have published it all
             self._board.publish()
+        if self._board.next_due != due:
+            self._board.settle_many()  # when the answers have gone out
         return worked or bool(commands) or not self._stopping
 
     def _wait(self) -> Sequence[_Command]:

@@ -57,11 +57,14 @@ class StatsBoard:
         self._num_aborted = 0
 
     def publish(self) -> None:
-        """Take the scheduler's counters, and count what was noted since (engine thread only)."""
+        """Take the scheduler's counters (engine thread only)."""
         self._published = self._stats()
+        self.next_due = self._clock() + PUBLISH_S
+
+    def settle_many(self) -> None:
+        """Count what was noted of steps and tokens, if it is enough to be worth it (engine thread only)."""
         self._timing.settle_many()
         self.latency.settle_many()
-        self.next_due = self._clock() + PUBLISH_S
 
     def finished(self, params: SamplingParams, output: RequestOutput) -> None:
         """A request was answered."""
