@@ -301,12 +301,12 @@ class Scheduler:
             self._pacer.step_done(plan, result.seconds)
         events = []
         _, sampled, logprobs, prompts, seconds, errors = result
-        errors = errors or (None,) * len(sampled)
-        rows = zip(plan.entries, sampled, logprobs, prompts, errors, strict=True)
+        assert len(sampled) == len(plan.entries), "one token for each entry"
         requests, pacer, num_sampled = self._roster.requests, self._pacer, 0
-        for entry, token, logprob, prompt_logprobs, error in rows:
+        for row, entry in enumerate(plan.entries):
             request_id, _, _, start, n, samples, _, _, _ = entry  # at once: this loop is most of a step
-            request = requests[request_id]
+            request, token = requests[request_id], sampled[row]
+            error = errors[row] if errors else None
             request.inflight -= 1
             request.num_pending -= samples
             if request.finish is not None:
@@ -316,7 +316,7 @@ class Scheduler:
                 events.append(self._fail(request, error))
             else:
                 if request.prompt_logprobs is not None and entry.epoch == request.prompt_epoch:
-                    request.prompt_logprobs.extend(prompt_logprobs)
+                    request.prompt_logprobs.extend(prompts[row])
                 if samples:
                     # A preempted request keeps the token as well: the uninterrupted run would have given it.
                     num_sampled += 1
@@ -331,10 +331,10 @@ class Scheduler:
                     if request.prompt_logprobs is None:  # `make_event`, without a call for each
                         index, finish = len(tokens) - request.num_prompt - 1, request.finish
                         cached, first = request.num_cached, request.first_scheduled
-                        items = (request_id, token, index, logprob, None, finish, None, cached, first)
+                        items = (request_id, token, index, logprobs[row], None, finish, None, cached, first)
                         events.append(event_of_items(items))
                     else:
-                        events.append(make_event(request, token, logprob))
+                        events.append(make_event(request, token, logprobs[row]))
                 elif start + n == request.max_len:
                     self._roster.end(request, request.limit_reason)
                     events.append(make_event(request, None))

@@ -346,16 +346,18 @@ class EngineThread:
             for command in commands:
                 command.run()
             self._has_work = self._core.has_work
-        worked, due = self._has_work, self._board.next_due
-        late = False
+        worked, board = self._has_work, self._board
+        before, is_late = board.num_published, False
         if worked:
-            late = self._loop.turn() >= due
-            self._has_work = self._core.has_work
-        is_wanted = late or commands or not self._has_work
-        if is_wanted and self._board.next_due == due:  # else this turn's answers have published it all
-            self._board.publish()
-        if self._board.next_due != due:
-            self._board.settle_many()  # when the answers have gone out
+            is_late = self._loop.turn() >= board.next_due
+            # All can have ended only if an answer, which publishes, has gone out, or if nothing could be issued.
+            if board.num_published != before or self._core.submitted is None:
+                self._has_work = self._core.has_work
+        is_wanted = is_late or commands or not self._has_work
+        if is_wanted and board.num_published == before:
+            board.publish()
+        if board.num_published != before:
+            board.settle_many()  # when the answers have gone out
         return worked or bool(commands) or not self._stopping
 
     def _wait(self) -> Sequence[_Command]:

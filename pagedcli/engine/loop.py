@@ -219,9 +219,8 @@ class EngineLoop:
             return now
         ids = list(map(_sample, events))
         if self._silent.issuperset(ids) and not any(map(_finish, events)):
-            self._latency.samples_came(
-                (ids, now)
-            )  # the usual step: a token for each, of which nobody wants to hear
+            # The usual step: a token for each, of which nobody wants to hear.
+            self._latency.samples_came((ids, now))
             return now
         self._latency.tokens_came(events, now)
         samples, silent = self._samples, self._silent

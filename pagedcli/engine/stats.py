@@ -34,6 +34,7 @@ class StatsBoard:
 
     Attributes:
         latency: Distributions of times and sizes.
+        num_published: How often the counters were published.
         next_due: Clock from which on displays would show how long ago the counters were published.
     """
 
@@ -50,6 +51,7 @@ class StatsBoard:
         self._clock = clock
         self._started = clock()
         self._published = stats()
+        self.num_published = 0
         self.next_due = self._started
         self._lock = threading.Lock()
         self._finished: Counter[str] = Counter()
@@ -59,6 +61,7 @@ class StatsBoard:
     def publish(self) -> None:
         """Take the scheduler's counters (engine thread only)."""
         self._published = self._stats()
+        self.num_published += 1
         self.next_due = self._clock() + PUBLISH_S
 
     def settle_many(self) -> None:
