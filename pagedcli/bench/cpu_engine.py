@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from typing import Any, cast
 
 from pagedcli.api.backend import Backend, load_backend
 from pagedcli.api.native_backend import NativeBackend
 from pagedcli.api.resolve import RunChoice, choose_run
-from pagedcli.bench.cpu_report import Ready, Row
+from pagedcli.bench.cpu_report import PythonTime, Ready, Row
 from pagedcli.bench.cpu_workloads import CpuWorkload, long_context
 from pagedcli.bench.machine import MachineRates
 from pagedcli.bench.peers import PeerResult
@@ -192,8 +193,11 @@ def measure_long_context(bench: CpuBench, rates: MachineRates, context: int, new
     return bench.row(workload, work, new - 1, [(new - 1) / seconds], rates)
 
 
-def python_ms_per_step(bench: CpuBench, batch: int, new: int = 64, runs: int = 3) -> float:
-    """Milliseconds of a step outside the kernels, from request to answer, nothing overlapped; the median of `runs`."""
+def python_ms_per_step(bench: CpuBench, batch: int, new: int = 64, runs: int = 5) -> PythonTime:
+    """What is spent outside the kernels, nothing overlapped: over whole runs (the median one), and in a usual step.
+
+    A whole run is from requests handed over to answers: admission and ends count, too, divided by the number of steps.
+    """
     requests = [
         WorkloadRequest(str(index), tuple(range(1000 + index, 1016 + index)), new, new)
         for index in range(batch)
@@ -206,7 +210,23 @@ def python_ms_per_step(bench: CpuBench, batch: int, new: int = 64, runs: int = 3
             steps, native = worker.num_steps, worker.native_seconds
             seconds = engine.run(requests).seconds - (worker.native_seconds - native)
             found.append(1e3 * seconds / (worker.num_steps - steps))
-    return statistics.median(found)
+        return PythonTime(statistics.median(found), _usual_step_ms(engine, worker, requests))
+
+
+def _usual_step_ms(engine: OpenEngine, worker: NativeWorker, requests: Sequence[WorkloadRequest]) -> float:
+    """The median, over the turns of one run, of what is spent outside the kernels from one turn to the next."""
+    marks: list[tuple[float, float]] = []
+
+    def mark() -> None:
+        marks.append((time.perf_counter(), worker.native_seconds))
+
+    engine.client.on_turn(mark)
+    engine.run(requests)
+    engine.client.off_turn(mark)
+    return statistics.median(
+        1e3 * ((end - start) - (native_end - native_start))
+        for (start, native_start), (end, native_end) in pairwise(list(marks))
+    )
 
 
 READY = """

@@ -75,6 +75,19 @@ class Ready:
     peak_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class PythonTime:
+    """Milliseconds of a step outside the kernels.
+
+    Attributes:
+        whole_run: All of a run's, from requests to answers, over the number of its steps.
+        usual_step: The median from one turn of the engine to the next.
+    """
+
+    whole_run: float
+    usual_step: float
+
+
 @dataclass(slots=True)
 class Findings:
     """All of one run.
@@ -85,7 +98,7 @@ class Findings:
         dtype: "float32" or "bfloat16".
         isa: Variant of the first engine.
         rows: In the order of measuring; those of one engine follow each other.
-        python_ms: Milliseconds of Python per step, by batch.
+        python_ms: Python per step, by batch.
         ready: Of a fresh process; None: left out.
         budget: Of the peers; None: none was asked for.
         left_out: What was not measured.
@@ -96,7 +109,7 @@ class Findings:
     dtype: str
     isa: str
     rows: list[Row] = field(default_factory=list)
-    python_ms: dict[int, float] = field(default_factory=dict)
+    python_ms: dict[int, PythonTime] = field(default_factory=dict)
     ready: Ready | None = None
     budget: PeerBudget | None = None
     left_out: Sequence[str] = ()
@@ -154,8 +167,11 @@ def notes(found: Findings) -> Iterator[str]:
         "float32 at 256 bits, avx512 at 512, avx512bf16 dots, amx tiles (and beside it, of dots)."
     )
     yield "Counted: the body's linears for every token, the head for every row of logits, attention; weights, KV."
-    for batch, milliseconds in found.python_ms.items():
-        yield f"Python per step at batch {batch}: {milliseconds:.3f} ms."
+    for batch, python in found.python_ms.items():
+        yield (
+            f"Python per step at batch {batch}: {python.whole_run:.3f} ms of whole runs, admission and answers "
+            f"included; {python.usual_step:.3f} ms in the median step."
+        )
     if found.ready is not None:
         ready = found.ready
         over = ready.peak_bytes - ready.weight_bytes - ready.kv_bytes
@@ -196,7 +212,8 @@ def report(found: Findings) -> dict[str, Any]:
         "settings": {**found.settings, "isa": found.isa},
         "machine": {"limits": dataclasses.asdict(found.rates), "load": os.getloadavg()},
         "rows": [{**dataclasses.asdict(row), **share} for row, share in zip(found.rows, shares, strict=True)],
-        "python_ms_per_step": found.python_ms,
+        "python_ms_per_step": {batch: python.whole_run for batch, python in found.python_ms.items()},
+        "python_ms_of_usual_step": {batch: python.usual_step for batch, python in found.python_ms.items()},
         "ready": None if found.ready is None else dataclasses.asdict(found.ready),
         "peer_budget": None if found.budget is None else dataclasses.asdict(found.budget),
         "left_out": list(found.left_out),

@@ -88,33 +88,35 @@ class Request:
     fork_of: int | None = None
     arrival: float = math.nan
 
-    seq: int = -1
-    rank: int = 0
-    max_len: int = 0
-    max_computed: int = 0
-    limit_reason: FinishReason = FinishReason.LENGTH
+    # Each decode of each step reads or writes these: side by side they take the fewest lines of memory.
     num_computed: int = 0
     num_pending: int = 0
     inflight: int = 0
-    epoch: int = 0
+    served: int = 0
     slot: int = -1
+    epoch: int = 0
+    publish_at: int = NEVER
+    peak_computed: int = 0
+    max_len: int = 0
+    max_computed: int = 0
+    finish: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    num_cached: int = 0
+    first_scheduled: float = math.nan
+
+    seq: int = -1
+    rank: int = 0
+    limit_reason: FinishReason = FinishReason.LENGTH
     table: list[int] = field(default_factory=list)
     num_sent: int = 0
     keys: list[int] = field(default_factory=list)
-    publish_at: int = NEVER
     reserved: int = 0
-    served: int = 0
     prompt_step: int = 0
     num_preemptions: int = 0
-    peak_computed: int = 0
-    num_cached: int = 0
-    first_scheduled: float = math.nan
-    prompt_logprobs: list[TokenLogprob] | None = None
     token_time: float = math.nan
     token_step: int = 0
     token_epoch: int = 0
     prompt_epoch: int = 0
-    finish: FinishReason | None = None
 
     @property
     def length(self) -> int:

@@ -11,7 +11,7 @@ from pagedcli.core.kv_manager import KVManager
 from pagedcli.core.policy import Policy
 from pagedcli.core.queue import WaitingQueue
 from pagedcli.core.request import NEVER, FinishReason, Request
-from pagedcli.core.stats import Counters, Gauges
+from pagedcli.core.stats import Counters, Gauges, SchedulerStats
 
 
 def _policy_order(request: Request) -> tuple[int, int]:
@@ -121,6 +121,22 @@ class Roster:
     def note_peaks(self) -> None:
         """Raise the peaks. They are looked at only here: values only grow until something is given back."""
         self.gauges.note(len(self.running), self.stored_tokens(), self.kv.allocated_tokens())
+
+    def stats(self) -> SchedulerStats:
+        """Counters and gauges now, as a value."""
+        self.note_peaks()
+        gauges = self.gauges
+        return SchedulerStats(
+            counters=self.counters.copy(),
+            running=len(self.running),
+            waiting=len(self.waiting),
+            stored_tokens=self.stored_tokens(),
+            allocated_tokens=self.kv.allocated_tokens(),
+            peak_running=gauges.peak_running,
+            peak_allocated_tokens=gauges.peak_allocated_tokens,
+            peak_stored_tokens=gauges.peak_stored_tokens,
+            blocks=self.kv.counts(),
+        )
 
     def check(self) -> None:
         """Assert what must hold between any two calls of the scheduler."""

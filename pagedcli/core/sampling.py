@@ -12,7 +12,7 @@ import difflib
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -48,7 +48,9 @@ _FLOAT_RANGES: dict[str, tuple[float, float, str]] = {
     "deadline_s": (0.0, 1e9, "seconds above 0; leave it out for none"),
 }
 _ABOVE_ZERO = frozenset({"top_p", "deadline_s"})
-_MAY_BE_NONE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "max_pages", "deadline_s"})
+_MAY_BE_NONE = frozenset(
+    {"seed", "max_tokens", "logprobs", "prompt_logprobs", "max_pages", "deadline_s", "allowed_token_ids"}
+)
 _TEXTS = ("bad_words", "allowed_words", "stop")
 _IDS = ("bad_token_ids", "stop_token_ids")
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "echo", "skip_special_tokens")
@@ -150,53 +152,65 @@ def _texts(field: str, value: object) -> tuple[str, ...]:
     return texts
 
 
-def _bias_id(key: object) -> int:
+def _bias_id(field: str, key: object) -> int:
     """A token id as JSON object keys spell it ("42") or as a number (A14)."""
     if isinstance(key, str):
         if not (key.isascii() and key.isdigit()):
-            raise _refuse("logit_bias", key, "keys are token ids, whole numbers from 0")
-        return _token_id("logit_bias", int(key[:20]))
-    return _token_id("logit_bias", key)
+            raise _refuse(field, key, "keys are token ids, whole numbers from 0")
+        return _token_id(field, int(key[:20]))
+    return _token_id(field, key)
 
 
-def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+def _logit_bias(field: str, value: object) -> tuple[tuple[int, float], ...]:
     """Pairs in ascending order of id, from a mapping or from pairs."""
-    pairs = (
-        tuple(value.items())
-        if isinstance(value, Mapping)
-        else _items("logit_bias", value, "id and bias pairs")
-    )
+    pairs = tuple(value.items()) if isinstance(value, Mapping) else _items(field, value, "id and bias pairs")
     result: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise _refuse("logit_bias", pair, "give pairs of a token id and its bias")
-        token = _bias_id(pair[0])
+            raise _refuse(field, pair, "give pairs of a token id and its bias")
+        token = _bias_id(field, pair[0])
         remedy = f"for token id {token} from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
-        bias = _as_float("logit_bias", pair[1], remedy)
+        bias = _as_float(field, pair[1], remedy)
         if abs(bias) > MAX_LOGIT_BIAS:
-            raise _refuse("logit_bias", pair[1], f"give a number {remedy}")
+            raise _refuse(field, pair[1], f"give a number {remedy}")
         if token in result:
-            raise _refuse("logit_bias", value, f"token id {token} is given twice: keep one")
+            raise _refuse(field, value, f"token id {token} is given twice: keep one")
         result[token] = bias
     return tuple(sorted(result.items()))
 
 
-def _bad_word_ids(value: object) -> tuple[tuple[int, ...], ...]:
-    sequences = tuple(
-        _token_ids("bad_word_ids", item) for item in _items("bad_word_ids", value, "token id lists")
-    )
+def _bad_word_ids(field: str, value: object) -> tuple[tuple[int, ...], ...]:
+    sequences = tuple(_token_ids(field, item) for item in _items(field, value, "token id lists"))
     if () in sequences:
-        raise _refuse("bad_word_ids", value, "it holds an empty sequence: leave that out")
+        raise _refuse(field, value, "it holds an empty sequence: leave that out")
     return sequences
 
 
-def _allowed_ids(value: object) -> tuple[int, ...]:
-    ids = _token_ids("allowed_token_ids", value)
+def _allowed_ids(field: str, value: object) -> tuple[int, ...]:
+    ids = _token_ids(field, value)
     if not ids:
-        raise _refuse(
-            "allowed_token_ids", value, "nothing could be sampled: give at least one id, or leave it out"
-        )
+        raise _refuse(field, value, "nothing could be sampled: give at least one id, or leave it out")
     return ids
+
+
+def _switch(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(field, value, "give true or false")
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, object], object]] = {
+    **dict.fromkeys(_INT_RANGES, _ranged_int),
+    **dict.fromkeys(_FLOAT_RANGES, _ranged_float),
+    **dict.fromkeys(_TEXTS, _texts),
+    **dict.fromkeys(_IDS, _token_ids),
+    "logit_bias": _logit_bias,
+    "bad_word_ids": _bad_word_ids,
+    "cache_salt": _one_text,
+    "allowed_token_ids": _allowed_ids,
+    **dict.fromkeys(_SWITCHES, _switch),
+}
+"""What makes a field's value valid and brings it into its one form, for every field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,31 +280,12 @@ class SamplingParams:
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
-        for name in _INT_RANGES:
-            self._check(name, _ranged_int)
-        for name in _FLOAT_RANGES:
-            self._check(name, _ranged_float)
-        for name in _TEXTS:
-            self._check(name, _texts)
-        for name in _IDS:
-            self._check(name, _token_ids)
-        self._set("logit_bias", _logit_bias(self.logit_bias))
-        self._set("bad_word_ids", _bad_word_ids(self.bad_word_ids))
-        self._set("cache_salt", _one_text("cache_salt", self.cache_salt))
-        if self.allowed_token_ids is not None:
-            self._set("allowed_token_ids", _allowed_ids(self.allowed_token_ids))
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise _refuse(name, getattr(self, name), "give true or false")
+        for name, check in _CHECKS.items():
+            value = getattr(self, name)
+            is_valid = value is _DEFAULTS[name] or (value is None and name in _MAY_BE_NONE)
+            if not is_valid:
+                object.__setattr__(self, name, check(name, value))
         self._check_together()
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check(self, name: str, check: Any) -> None:
-        value = getattr(self, name)
-        if value is not None or name not in _MAY_BE_NONE:
-            self._set(name, check(name, value))
 
     def _check_together(self) -> None:
         """What no field can get wrong alone."""
@@ -319,3 +314,7 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Temperature 0: argmax, whatever the other fields say (C9)."""
         return self.temperature == 0.0
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+"""Valid as they are: nearly all fields of nearly all requests."""

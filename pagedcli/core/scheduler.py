@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from pagedcli.config import SchedulerConfig
 from pagedcli.core import policy
-from pagedcli.core.blocked import Blocked, BlockedKind
+from pagedcli.core.blocked import Blocked
 from pagedcli.core.builder import PlanBuilder
 from pagedcli.core.events import event_of_items, make_event
 from pagedcli.core.kv_manager import KVManager
@@ -31,8 +31,9 @@ from pagedcli.core.pacing import Pacer
 from pagedcli.core.plan import PlanEntry, StepPlan, StepResult, TokenEvent
 from pagedcli.core.request import FinishReason, Request
 from pagedcli.core.roster import Roster
-from pagedcli.core.snapshot import RequestView, Snapshot, view_blocks, view_request
+from pagedcli.core.snapshot import RequestView, Snapshot, take_snapshot, view_request
 from pagedcli.core.stats import SchedulerStats
+from pagedcli.core.waiting import Doors
 from pagedcli.errors import RequestError
 
 
@@ -300,12 +301,12 @@ class Scheduler:
             self._pacer.step_done(plan, result.seconds)
         events = []
         _, sampled, logprobs, prompts, seconds, errors = result
-        errors = errors or (None,) * len(sampled)
-        rows = zip(plan.entries, sampled, logprobs, prompts, errors, strict=True)
+        assert len(sampled) == len(plan.entries), "one token for each entry"
         requests, pacer, num_sampled = self._roster.requests, self._pacer, 0
-        for entry, token, logprob, prompt_logprobs, error in rows:
+        for row, entry in enumerate(plan.entries):
             request_id, _, _, start, n, samples, _, _, _ = entry  # at once: this loop is most of a step
-            request = requests[request_id]
+            request, token = requests[request_id], sampled[row]
+            error = errors[row] if errors else None
             request.inflight -= 1
             request.num_pending -= samples
             if request.finish is not None:
@@ -315,7 +316,7 @@ class Scheduler:
                 events.append(self._fail(request, error))
             else:
                 if request.prompt_logprobs is not None and entry.epoch == request.prompt_epoch:
-                    request.prompt_logprobs.extend(prompt_logprobs)
+                    request.prompt_logprobs.extend(prompts[row])
                 if samples:
                     # A preempted request keeps the token as well: the uninterrupted run would have given it.
                     num_sampled += 1
@@ -330,10 +331,10 @@ class Scheduler:
                     if request.prompt_logprobs is None:  # `make_event`, without a call for each
                         index, finish = len(tokens) - request.num_prompt - 1, request.finish
                         cached, first = request.num_cached, request.first_scheduled
-                        items = (request_id, token, index, logprob, None, finish, None, cached, first)
+                        items = (request_id, token, index, logprobs[row], None, finish, None, cached, first)
                         events.append(event_of_items(items))
                     else:
-                        events.append(make_event(request, token, logprob))
+                        events.append(make_event(request, token, logprobs[row]))
                 elif start + n == request.max_len:
                     self._roster.end(request, request.limit_reason)
                     events.append(make_event(request, None))
@@ -362,33 +363,11 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Counters and gauges now, as a value."""
-        roster, gauges = self._roster, self._roster.gauges
-        roster.note_peaks()
-        return SchedulerStats(
-            counters=self._counters.copy(),
-            running=len(roster.running),
-            waiting=len(roster.waiting),
-            stored_tokens=roster.stored_tokens(),
-            allocated_tokens=self.kv.allocated_tokens(),
-            peak_running=gauges.peak_running,
-            peak_allocated_tokens=gauges.peak_allocated_tokens,
-            peak_stored_tokens=gauges.peak_stored_tokens,
-            blocks=self.kv.counts(),
-        )
+        return self._roster.stats()
 
     def snapshot(self) -> Snapshot:
         """Every block and every request, as a value."""
-        roster = self._roster
-        return Snapshot(
-            step=self._step,
-            block_size=self.kv.block_size,
-            blocks=view_blocks(self.kv, roster.holders()),
-            counts=self.kv.counts(),
-            largest_hole=self.kv.largest_hole(),
-            running=tuple(view_request(request, None) for request in roster.running),
-            held=tuple(request.id for request in roster.held),
-            waiting=self._waiting_views(),
-        )
+        return take_snapshot(self._step, self._roster, self._waiting_views())
 
     def blocked(self, request_id: int) -> Blocked | None:
         """Why a request waits; None if it runs, has ended or is not known."""
@@ -400,26 +379,18 @@ class Scheduler:
         self._roster.check()
 
     def _waiting_views(self) -> tuple[RequestView, ...]:
-        return tuple(
-            view_request(request, self._why_waiting(request, ahead))
-            for ahead, request in enumerate(self._roster.waiting)
+        roster, next_step = self._roster, self._step + 1
+        doors = Doors(
+            kv=self.kv,
+            roster=roster,
+            batch_closed=bool(self._static and roster.running and not self._batch_open),
+            spare=self._spare(),
+            max_preemptions=self.config.max_preemptions,
+            budget=self._plan.budget,
         )
-
-    def _why_waiting(self, request: Request, ahead: int) -> Blocked:
-        roster = self._roster
-        if request.num_pending:
-            return Blocked(BlockedKind.PENDING, request.num_pending, 0)
-        if self._waits_for_parent(request, self._step + 1):
-            return Blocked(
-                BlockedKind.PARENT, request.num_prompt, roster.requests[request.fork_of or 0].num_computed
-            )
-        if self._static and roster.running and not self._batch_open:
-            return Blocked(BlockedKind.BATCH, len(roster.running), 0)
-        if ahead:
-            return Blocked(BlockedKind.ORDER, ahead, 0)
-        if not roster.free_slots:
-            return Blocked(BlockedKind.SLOTS, 1, 0)
-        num_tokens = policy.reservation(request, self.config.max_preemptions)
-        shortage = self.kv.admission_block(request, num_tokens, self._spare())
-        need = len(request.tokens) - self.kv.match(request)
-        return shortage or Blocked(BlockedKind.BUDGET, need, self._plan.budget)
+        views = []
+        for ahead, request in enumerate(roster.waiting):
+            waits_for_parent = self._waits_for_parent(request, next_step)
+            reason = doors.why_closed(request, ahead, waits_for_parent=waits_for_parent)
+            views.append(view_request(request, reason))
+        return tuple(views)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pagedcli.core.blocked import Blocked
 from pagedcli.core.kv_manager import BlockCounts, KVManager
 from pagedcli.core.request import Request
+from pagedcli.core.roster import Roster
 
 
 class BlockState(StrEnum):
@@ -74,6 +75,21 @@ class Snapshot:
     running: tuple[RequestView, ...]
     held: tuple[int, ...]
     waiting: tuple[RequestView, ...]
+
+
+def take_snapshot(step: int, roster: Roster, waiting: tuple[RequestView, ...]) -> Snapshot:
+    """Everything after `step` steps; why requests wait is the caller's to say."""
+    kv = roster.kv
+    return Snapshot(
+        step=step,
+        block_size=kv.block_size,
+        blocks=view_blocks(kv, roster.holders()),
+        counts=kv.counts(),
+        largest_hole=kv.largest_hole(),
+        running=tuple(view_request(request, None) for request in roster.running),
+        held=tuple(request.id for request in roster.held),
+        waiting=waiting,
+    )
 
 
 def view_blocks(kv: KVManager, holders: Iterable[Request]) -> tuple[BlockView, ...]:

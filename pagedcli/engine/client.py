@@ -346,14 +346,18 @@ class EngineThread:
             for command in commands:
                 command.run()
             self._has_work = self._core.has_work
-        worked = self._has_work
+        worked, board = self._has_work, self._board
+        before, is_late = board.num_published, False
         if worked:
-            now = self._loop.turn()
-            self._has_work = self._core.has_work
-            if now >= self._board.next_due:
-                self._board.publish()
-        if commands or not self._has_work:
-            self._board.publish()
+            is_late = self._loop.turn() >= board.next_due
+            # All can have ended only if an answer, which publishes, has gone out, or if nothing could be issued.
+            if board.num_published != before or self._core.submitted is None:
+                self._has_work = self._core.has_work
+        is_wanted = is_late or commands or not self._has_work
+        if is_wanted and board.num_published == before:
+            board.publish()
+        if board.num_published != before:
+            board.settle_many()  # when the answers have gone out
         return worked or bool(commands) or not self._stopping
 
     def _wait(self) -> Sequence[_Command]:

@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from pagedcli.core.plan import StepPlan, TokenEvent
 from pagedcli.core.sampling import SamplingParams
@@ -79,10 +78,6 @@ class Histogram:
         return HistogramValue(self._bounds, tuple(self._counts), self._total)
 
 
-_sample: Callable[[TokenEvent], int] = itemgetter(0)
-_token: Callable[[TokenEvent], int | None] = itemgetter(1)
-
-
 class LatencyBoard:
     """All histograms of an engine.
 
@@ -129,13 +124,12 @@ class LatencyBoard:
         """A step was begun."""
         self.sample_ended: Callable[[int], None] = self._tokens.append
         """A sample gets no tokens any more."""
+        self.samples_came: Callable[[tuple[list[int], float]], None] = self._tokens.append
+        """A step was read: these samples got a token each; and when."""
 
     def tokens_came(self, events: Sequence[TokenEvent], now: float) -> None:
         """A step was read: samples got a token each, save for those that ended without one."""
-        samples = list(map(_sample, events))
-        if None in map(_token, events):
-            samples = [event.request_id for event in events if event.token is not None]
-        self._tokens.append((samples, now))
+        self._tokens.append(([event.request_id for event in events if event.token is not None], now))
 
     def settle_many(self) -> None:
         """Count what was noted, if it is enough to be worth it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from pagedcli.core.blocked import Blocked
 from pagedcli.core.plan import TokenEvent
@@ -23,6 +24,8 @@ from pagedcli.engine.timing import Timing
 from pagedcli.errors import EngineDead, RequestError
 
 logger = logging.getLogger(__name__)
+_sample: Callable[[TokenEvent], int] = itemgetter(TokenEvent._fields.index("request_id"))
+_finish: Callable[[TokenEvent], FinishReason | None] = itemgetter(TokenEvent._fields.index("finish"))
 Sink = Callable[[Delta], None]
 
 
@@ -214,6 +217,11 @@ class EngineLoop:
         now = self._clock()
         if not events:
             return now
+        ids = list(map(_sample, events))
+        if self._silent.issuperset(ids) and not any(map(_finish, events)):
+            # The usual step: a token for each, of which nobody wants to hear.
+            self._latency.samples_came((ids, now))
+            return now
         self._latency.tokens_came(events, now)
         samples, silent = self._samples, self._silent
         try:
@@ -242,10 +250,12 @@ class EngineLoop:
             request = entry.requests[index]
             known = request.num_prompt + event.index
             entry.stage.samples[index].know(request.tokens[request.num_prompt : known])
+        if entry.stage.is_silent and event.finish is None:
+            entry.stage.note(index, event, now)
+            self._silent.add(event.request_id)  # it has begun: tokens alone tell nothing new
+            return
         delta = entry.stage.take(index, event, now)
         if delta is None:
-            if entry.stage.is_silent:
-                self._silent.add(event.request_id)  # its first token is known: tokens alone tell nothing new
             return
         if delta.finish_reason is not None:
             self._end_sample(event)

@@ -184,7 +184,7 @@ class RequestStage:
     def take(self, index: int, event: TokenEvent, now: float) -> Delta | None:
         """What an event of sample `index`, which has not ended, adds; None: nothing to deliver."""
         sample = self.samples[index]
-        self._note(index, event, now)
+        self.note(index, event, now)
         if event.token is not None:
             sample.push(event.token, event.logprob, event.finish)
         elif event.finish is not None:
@@ -195,7 +195,8 @@ class RequestStage:
             return None
         return self._delta(sample, now)
 
-    def _note(self, index: int, event: TokenEvent, now: float) -> None:
+    def note(self, index: int, event: TokenEvent, now: float) -> None:
+        """Take what an event tells of the request's times and of its prompt, not its token."""
         if event.prompt_logprobs is not None and self._prompt_logprobs is None:
             self._prompt_logprobs = self._with_offsets(event.prompt_logprobs)
         if self._queued is None and not math.isnan(event.first_scheduled):

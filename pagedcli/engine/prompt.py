@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 from pagedcli.core.sampling import SamplingParams
@@ -124,7 +125,13 @@ def prepare(
             )
     params = resolve_words(spec.params, codec, vocab_size)
     own_end = () if params.ignore_eos else codec.eos_token_ids
-    return Prepared(text, tokens, params, frozenset((*own_end, *params.stop_token_ids)))
+    return Prepared(text, tokens, params, _stop_ids(own_end, params.stop_token_ids))
+
+
+@lru_cache(maxsize=64)
+def _stop_ids(own_end: tuple[int, ...], asked: tuple[int, ...]) -> frozenset[int]:
+    """One set for all requests that end alike: every token is looked up in it, and a set for each fills the cache."""
+    return frozenset((*own_end, *asked))
 
 
 def _tokens(

@@ -34,6 +34,7 @@ class StatsBoard:
 
     Attributes:
         latency: Distributions of times and sizes.
+        num_published: How often the counters were published.
         next_due: Clock from which on displays would show how long ago the counters were published.
     """
 
@@ -50,6 +51,7 @@ class StatsBoard:
         self._clock = clock
         self._started = clock()
         self._published = stats()
+        self.num_published = 0
         self.next_due = self._started
         self._lock = threading.Lock()
         self._finished: Counter[str] = Counter()
@@ -57,11 +59,15 @@ class StatsBoard:
         self._num_aborted = 0
 
     def publish(self) -> None:
-        """Take the scheduler's counters, and count what was noted since (engine thread only)."""
+        """Take the scheduler's counters (engine thread only)."""
         self._published = self._stats()
+        self.num_published += 1
+        self.next_due = self._clock() + PUBLISH_S
+
+    def settle_many(self) -> None:
+        """Count what was noted of steps and tokens, if it is enough to be worth it (engine thread only)."""
         self._timing.settle_many()
         self.latency.settle_many()
-        self.next_due = self._clock() + PUBLISH_S
 
     def finished(self, params: SamplingParams, output: RequestOutput) -> None:
         """A request was answered."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pagedcli.core.plan import NO_TOKEN, PlanEntry, StepPlan
 from pagedcli.engine.core import StepDone
@@ -25,8 +25,8 @@ from pagedcli.engine.outputs import GapSeconds
 Cause = Literal["scheduler", "tokenizer", "http", "no_work"]
 WINDOW_S = 5.0
 """Length of the sliding window over which rates are taken, in seconds."""
-MAX_NOTES = 256
-"""Notes that are kept, three for a step: adding up many at once costs a fraction of adding up each."""
+MAX_NOTES = 128
+"""Notes that are kept, one for a step and two more where text was made: to add up many at once costs a fraction."""
 MAX_SEGMENTS = 65536
 """Marks kept while no step runs; older ones would count as scheduler time."""
 
@@ -36,9 +36,8 @@ _Caller = tuple[float, Cause, int]
 """When, and whether one caller more (1) or less (-1) does what `Cause` says."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepSample:
-    """One step as the displays see it.
+class StepSample(NamedTuple):
+    """One step as the displays see it. A named tuple, since every step makes one.
 
     Attributes:
         start: Clock when the executor began it.
@@ -168,6 +167,9 @@ class Timing:
 
     def _close_gap(self, until: float) -> None:
         """Add the gap from the last busy span to `until` to its causes and forget what lies before `until`."""
+        if self._cause_since <= self._last_end and not self._segments:
+            self._gaps[self._cause] += until - self._last_end  # nothing else was done in it: the usual step
+            return
         for cause, seconds in self._causes(self._last_end, until).items():
             self._gaps[cause] += seconds
         while self._segments and self._segments[0][1] <= until:

@@ -120,11 +120,11 @@ class NativeWorker:
     def run(self, plan: StepPlan) -> StepResult:
         """Carry a plan out; its result."""
         started = perf_counter()
-        entries = plan.entries
-        for slot in plan.freed_slots:
+        step, entries, copies, freed_slots = plan
+        for slot in freed_slots:
             self._free(slot)
-        if plan.copies:
-            self._kv.copy_blocks(self._runtime, plan.copies)
+        if copies:
+            self._kv.copy_blocks(self._runtime, copies)
         if any(map(_admission, entries)):
             for entry in entries:
                 if entry.admission is not None:
@@ -135,7 +135,7 @@ class NativeWorker:
         if len(self._none) != count:
             self._none, self._no_prompts = (None,) * count, ((),) * count
         seconds = perf_counter() - started
-        result = _make_result((plan.step, tokens, self._none, self._no_prompts, seconds, ()))
+        result = _make_result((step, tokens, self._none, self._no_prompts, seconds, ()))
         return self._annotate(result, notes) if notes else result
 
     def launch(self, plan: StepPlan) -> FinishedStep:

@@ -1,4 +1,4 @@
-"""`make bench-quant`: whose turn it is, when its time is up, and what becomes of the figures."""
+"""`make bench-quant`: whose turn it is, when its time is up, what must be read, and what becomes of the figures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pagedcli.bench.peers import PeerResult
 from pagedcli.bench.work import ModelSizes
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
+from pagedcli.workloads.requests import WorkloadRequest
 from tests.fixtures_checkpoints import write_tiny_checkpoint
 from tests.quant_support import write_quantized_model
 
@@ -92,8 +93,18 @@ def test_the_first_round_is_run_however_long_it_takes() -> None:
     assert log == ["whole", "codes"]
 
 
+def test_every_step_reads_the_kept_weights_and_the_positions() -> None:
+    codes = fakes([0.0], [])[1]
+    cast(Any, codes).sizes = ModelSizes(body=1000, head=100, attention=8, kv=20, item_bytes=2)
+    workload = CpuWorkload("decode", "one stream", (WorkloadRequest("0", (1, 2, 3), 4, 4),), "output")
+    # Four steps: the prompt's writes 3 positions, then 3, 4 and 5 are read with the new one; the last is not computed.
+    positions = 3 + (4 + 5 + 6)
+    assert quantized.bytes_to_read(codes, workload) == 4 * 300 + 2 * 20 * positions
+
+
 def test_rows_hold_ratios_of_rounds_and_the_limit_of_bytes() -> None:
     benches = fakes([0.0], [])
+    # The machine drifts: the ratio of the codes' medians would be 3 here, not the median 2 of the rounds' ratios.
     failed, reached = PeerResult(error="no memory"), PeerResult(tokens_per_s=90.0, version="9")
     turns = quantized.Turns(
         [[[10.0, 20.0, 30.0]], [[20.0, 60.0, 60.0]]], [{"decode": failed}, {"decode": reached}]

@@ -252,7 +252,8 @@ def test_the_benchmark_runs_on_a_tiny_model(
     assert [row["engine"].split(", ")[2] for row in written["rows"][3::2]] == others
     assert all(row["tokens_per_s"] > 0 and 0 < row["limit_share"] < 1 for row in written["rows"])
     assert written["left_out"] == ["qwen"]
-    assert set(written["python_ms_per_step"]) == {"1", "64"}
+    assert set(written["python_ms_per_step"]) == set(written["python_ms_of_usual_step"]) == {"1", "64"}
+    assert all(0 < written["python_ms_of_usual_step"][batch] < 100 for batch in ("1", "64"))
     assert written["ready"]["seconds"] > 0
     assert "Python per step at batch 64" in result.stdout
     drawing = ElementTree.fromstring(plot.read_text())

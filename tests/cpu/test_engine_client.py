@@ -178,7 +178,8 @@ def test_a_dead_executor_is_told_to_everybody_and_to_every_later_call(
 ) -> None:
     executor = FakeExecutor(fail_at=6, threaded=True)
     engine = fake_engine(executor)
-    waiting = [submit(engine, RequestSpec("p" * 5 * n, params=LONG))[1] for n in range(1, 20)]
+    with engine.together():  # else it may die before all of them are there
+        waiting = [submit(engine, RequestSpec("p" * 5 * n, params=LONG))[1] for n in range(1, 20)]
     outputs = [last(deltas) for deltas in waiting]
     assert engine.drain(10)
     for output in outputs:
