@@ -147,7 +147,7 @@ def _run(commands: Sequence[list[str]]) -> None:
     started: list[subprocess.Popen[str]] = []
     try:
         for command in commands:
-            started.append(_start(command))  # noqa: PERF401 - those that started must end, also if one does not
+            started.append(_start(command))
         for process in started:
             said, _ = process.communicate()
             if process.returncode != 0:
