@@ -4,15 +4,18 @@
 
 Builds the kernels for this GPU alone, holds the wrappers' conformance data against the emulator, runs the GPU tests and
 compute-sanitizer on small cases, then measures kernels and whole models. Each part is a process of its own under a time
-limit; one that fails does not stop the rest, and what no time is left for is said. Prints a table and writes JSON.
+limit; one that fails does not stop the rest, and what no time is left for is said. Prints a table and writes JSON;
+all that a part prints is kept beside it.
 
-It uses the Python that runs it (not the checkout's environment, which may have no CUDA build of torch) and the
-checkout's sources. Exit code 0: all parts passed; 1: a part failed; 2: there is no CUDA device or no torch.
+It uses the Python that runs it (not the checkout's environment, which may have no CUDA build of torch), the checkout's
+sources and, of packages, what an image with torch and transformers has: the command line of `paged` may want more, so
+no part goes through it. Exit code 0: all parts passed; 1: a part failed; 2: there is no CUDA device or no torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -29,13 +32,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_table
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTEST = ("-m", "pytest", "-q", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider")
+PYTEST = (
+    *("-m", "pytest", "-q", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"),
+    *("-W", "default"),  # other versions of other packages warn of other things: no mistake of ours
+)
 TAIL_CHARACTERS = 4000
 TOTAL_S = 470
 LEAST_S = 8
 """A part that has less is left out."""
+CACHE = "cache"
 MODELS = ("paged-bf16", "paged-int4", "transformers")
-_PAGED = "from pagedcli.cli.main import main; main()"
+DEVICE_LIMIT_S = 60
+_DEVICE = """
+import json, sys, torch
+if not torch.cuda.is_available():
+    built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
+    sys.exit(f"torch {torch.__version__} ({built}) finds no CUDA device")
+found = torch.cuda.get_device_properties(0)
+print(json.dumps({
+    "gpu": found.name,
+    "memory_bytes": found.total_memory,
+    "capability": f"{found.major}.{found.minor}",
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "python": sys.version.split()[0],
+}))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +80,8 @@ class Part:
 def parts(build: Path, architecture: int) -> list[Part]:
     """All parts, the most important first; `build` is where they write."""
     tools, conformance = ROOT / "tools", build / "conformance.json"
-    built = ("-c", _PAGED, "build-cuda", "--arch", str(architecture), "--force")
+    compiler = ROOT / "kernels/paged_kernels/cuda_build.py"
+    built = (str(compiler), str(build / CACHE), str(architecture))
     found = [
         Part("build", built, 150),
         Part(
@@ -104,34 +127,36 @@ def environment(build: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "PAGED_CACHE": str(build / "cache"),
+        "PAGED_CACHE": str(build / CACHE),
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",
     }
 
 
-def run_part(part: Part, limit_s: float, variables: dict[str, str]) -> dict[str, Any]:
-    """Run one part; its outcome, time, the end of what it printed and what it wrote."""
+def run_part(part: Part, limit_s: float, variables: dict[str, str], logs: Path) -> dict[str, Any]:
+    """Run one part; its outcome, time, the end of what it printed (all of it in `logs`) and what it wrote."""
     if part.writes is not None:
         part.writes.unlink(missing_ok=True)
+    log = logs / f"{part.name}.log"
     started = time.monotonic()
-    with subprocess.Popen(
+    # A file: a process that outlives its part would hold a pipe open.
+    with log.open("w") as said, subprocess.Popen(
         [sys.executable, *part.arguments], cwd=ROOT, env=variables, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         try:
-            output, _ = process.communicate(timeout=limit_s)
-            code = process.returncode
+            code = process.wait(limit_s)
             outcome = "passed" if code == 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its own children, too: they hold the GPU
-            output, _ = process.communicate()
             outcome = f"over {limit_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its own children, too: they hold the GPU
     return {
         "name": part.name,
         "outcome": outcome,
         "seconds": round(time.monotonic() - started, 1),
-        "output": output[-TAIL_CHARACTERS:],
+        "output": log.read_text(errors="replace")[-TAIL_CHARACTERS:],
         "data": _read(part.writes),
     }
 
@@ -146,7 +171,9 @@ def _read(path: Path | None) -> Any:
         return None
 
 
-def run_all(chosen: Sequence[Part], total_s: float, variables: dict[str, str]) -> list[dict[str, Any]]:
+def run_all(
+    chosen: Sequence[Part], total_s: float, variables: dict[str, str], logs: Path
+) -> list[dict[str, Any]]:
     """Part after part until the time is up."""
     end = time.monotonic() + total_s
     results = []
@@ -161,29 +188,31 @@ def run_all(chosen: Sequence[Part], total_s: float, variables: dict[str, str]) -
                 "data": None,
             }
         else:
-            result = run_part(part, min(part.limit_s, left), variables)
+            result = run_part(part, min(part.limit_s, left), variables, logs)
         print(f"{result['name']:14} {result['outcome']:20} {result['seconds']:7.1f} s", flush=True)
         results.append(result)
     return results
 
 
-def device() -> dict[str, Any] | None:
-    """What the GPU and the software are, or None if there is nothing to check on."""
+def device() -> dict[str, Any]:
+    """What the GPU and the software are, or under "missing" why there is nothing to check on.
+
+    Asked in a process of its own: this one must not hold memory of the GPU beside the parts.
+    """
     try:
-        import torch
-    except ImportError:
-        return None
-    if not torch.cuda.is_available():
-        return None
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": properties.name,
-        "memory_bytes": properties.total_memory,
-        "capability": f"{properties.major}.{properties.minor}",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": sys.version.split()[0],
-    }
+        done = subprocess.run(
+            [sys.executable, "-c", _DEVICE],
+            capture_output=True,
+            text=True,
+            timeout=DEVICE_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"missing": f"torch gives no answer about CUDA devices in {DEVICE_LIMIT_S} s"}
+    if done.returncode != 0:
+        return {"missing": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -193,20 +222,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="PART", help="names of parts")
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all of it")
     arguments = parser.parse_args(words)
-    found = device()
-    if found is None:
-        print(
-            f"gpu-check: {sys.executable} has no torch that sees a CUDA device: run it where there is one",
-            file=sys.stderr,
-        )
-        return 2
     build = arguments.json.resolve().parent
     build.mkdir(parents=True, exist_ok=True)
+    found = device()
+    if "missing" in found:
+        arguments.json.write_text(json.dumps({"device": found, "parts": []}, indent=1) + "\n")
+        print(f"gpu-check: nothing can be checked with {sys.executable}: {found['missing']}", file=sys.stderr)
+        return 2
     known = parts(build, int(found["capability"].replace(".", "")))
     chosen = [part for part in known if arguments.only is None or part.name in arguments.only]
     if not chosen or (arguments.only and len(chosen) < len(set(arguments.only))):
         parser.error(f"--only {' '.join(arguments.only)}: choose of {' '.join(part.name for part in known)}")
-    results = run_all(chosen, arguments.seconds, environment(build))
+    results = run_all(chosen, arguments.seconds, environment(build), build)
     arguments.json.write_text(json.dumps({"device": found, "parts": results}, indent=1) + "\n")
     table = gpu_table.markdown(found, results)
     arguments.json.with_suffix(".md").write_text(table)

@@ -67,9 +67,12 @@ def sanitize(sanitizer: str, program: Path, tool: str) -> tuple[bool, str]:
 
 
 def find_sanitizer(nvcc: Path) -> str | None:
-    """On PATH, or beside nvcc."""
-    beside = nvcc.resolve().parent / "compute-sanitizer"
-    return shutil.which("compute-sanitizer") or (str(beside) if beside.is_file() else None)
+    """On PATH, beside nvcc (which may be a script elsewhere that calls it), or in the usual place."""
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    folders = [nvcc.resolve().parent, *(Path(home) / "bin" for home in homes if home)]
+    beside = (folder / "compute-sanitizer" for folder in folders)
+    found = next((str(path) for path in beside if path.is_file()), None)
+    return shutil.which("compute-sanitizer") or found
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -13,20 +13,25 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ARCHITECTURES = (80, 86, 89, 90)
 """Compute capabilities without the dot: A100; RTX 30; RTX 40 and L40S; H100 and H200."""
 LIBRARY = "libpaged_cuda.so"
+NOTE = "architectures"
+"""Beside the library: what it was compiled for."""
+UNFINISHED = "unfinished-"
+ABANDONED_S = 3600.0
 FLAGS = ("-std=c++20", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wno-unknown-pragmas")
 
 
 class CudaBuildError(RuntimeError):
-    """nvcc is missing or failed; the message ends with what it said."""
+    """Nvcc is missing or failed, or there is no place for the library; the message ends with what was said."""
 
 
 def source_folder() -> Path:
@@ -74,6 +79,15 @@ def compile_command(nvcc: Path, source: Path, output: Path, architectures: Seque
     return [str(nvcc), *FLAGS, *codes, "-c", str(source), "-o", str(output)]
 
 
+def built_for(library: Path) -> tuple[int, ...]:
+    """What a library was compiled for, ascending, as `build` noted it; empty: there is none, or it is not known."""
+    try:
+        words = (library.parent / NOTE).read_text().split()
+        return tuple(sorted(int(word) for word in words)) if library.is_file() else ()
+    except (OSError, ValueError):
+        return ()
+
+
 def build(library: Path, architectures: Sequence[int] = ARCHITECTURES, *, nvcc: Path | None = None) -> None:
     """Compile all sources side by side and link them; the library appears when it is complete.
 
@@ -83,34 +97,83 @@ def build(library: Path, architectures: Sequence[int] = ARCHITECTURES, *, nvcc: 
         nvcc: The compiler; None: as `find_nvcc` finds it.
 
     Raises:
-        CudaBuildError: There is no nvcc, or it failed.
+        CudaBuildError: There is no nvcc, it failed, or the folder cannot be written.
     """
     nvcc = nvcc or find_nvcc()
     if nvcc is None:
         raise CudaBuildError("nvcc is not here: install the CUDA toolkit 12 or newer, or set CUDA_HOME")
-    work = library.parent / f"unfinished-{os.getpid()}"
-    work.mkdir(parents=True, exist_ok=True)
+    work = library.parent / f"{UNFINISHED}{os.getpid()}"
     try:
-        units = [path for path in sources() if path.suffix == ".cu"]
-        objects = [work / f"{path.stem}.o" for path in units]
-        commands = [
-            compile_command(nvcc, unit, output, architectures)
-            for unit, output in zip(units, objects, strict=True)
-        ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_run, commands))
-        linked = work / LIBRARY
-        _run([str(nvcc), "-shared", "-cudart", "static", *map(str, objects), "-o", str(linked)])
+        work.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(library.parent)
+        linked = _compile(nvcc, work, architectures)
+        note = work / NOTE
+        note.write_text(" ".join(map(str, architectures)) + "\n")
+        # Never a note beside a library that it does not describe.
+        (library.parent / NOTE).unlink(missing_ok=True)
         linked.replace(library)
+        note.replace(library.parent / NOTE)
+    except OSError as error:
+        raise CudaBuildError(f"{library.parent} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise CudaBuildError(f"{Path(command[0]).name} failed: {' | '.join(said[-3:])}")
+def _remove_abandoned(folder: Path) -> None:
+    """What builds left that were killed: nothing takes an hour."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        if time.time() - path.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _compile(nvcc: Path, work: Path, architectures: Sequence[int]) -> Path:
+    """Object by object, then the library, in `work`."""
+    units = [path for path in sources() if path.suffix == ".cu"]
+    objects = [work / f"{path.stem}.o" for path in units]
+    commands = [
+        compile_command(nvcc, unit, output, architectures)
+        for unit, output in zip(units, objects, strict=True)
+    ]
+    _run(commands)
+    linked = work / LIBRARY
+    # Without codes of its own the link adds an empty part for nvcc's oldest GPU.
+    codes = [word for word in commands[0] if word.startswith("-gencode")]
+    _run([[str(nvcc), *codes, "-shared", "-cudart", "static", *map(str, objects), "-o", str(linked)]])
+    return linked
+
+
+def _run(commands: Sequence[list[str]]) -> None:
+    """Side by side; when one fails, or the build is interrupted, the others end."""
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for command in commands:
+            started.append(_start(command))
+        for process in started:
+            said, _ = process.communicate()
+            if process.returncode != 0:
+                lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
+                raise CudaBuildError(f"{Path(commands[0][0]).name} failed: {' | '.join(lines[-3:])}")
+    finally:
+        for process in started:
+            if process.returncode is None:
+                # Nvcc runs the compilers proper, and would leave them behind.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+    except OSError as error:
+        raise CudaBuildError(f"{command[0]} cannot be run: {error.strerror}") from error
 
 
 if __name__ == "__main__":

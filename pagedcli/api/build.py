@@ -36,7 +36,7 @@ from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.engine.executor import Executor
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
-from pagedcli.ops.select import has_cuda, has_int8_dot, require_torch
+from pagedcli.ops.select import has_cuda, has_int8_dot, require_cuda
 from pagedcli.runtime.memory import block_bytes
 from pagedcli.runtime.threads import compute_threads
 from pagedcli.text.tokenizer import Tokenizer
@@ -156,7 +156,7 @@ def build_engine(
 def _look_for_cuda(config: EngineConfig) -> bool:
     """Whether a CUDA device can be used; not looked for where it would not be."""
     if config.device.device == "cuda":
-        require_torch("--device cuda")
+        require_cuda("--device cuda")
     return config.device.device != "cpu" and has_cuda()
 
 

@@ -30,7 +30,7 @@ from pagedcli.engine.admission import QueueLimits
 from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.errors import ConfigError
 from pagedcli.models.spec import ModelSpec
-from pagedcli.ops.select import has_cuda, has_int8_dot
+from pagedcli.ops.select import has_cuda, has_int8_dot, require_cuda
 from pagedcli.runtime.executors import Launches
 from pagedcli.runtime.threads import compute_threads
 from pagedcli.workloads.requests import Messages, WorkloadRequest
@@ -83,6 +83,8 @@ class Session:
         self.config = config
         self._on_phase = on_phase
         on_phase("loading the model")
+        if config.device.device == "cuda":
+            require_cuda("--device cuda")
         self._cuda = config.device.device != "cpu" and has_cuda()
         self._checkpoint = open_checkpoint(resolve_model(config.model.model, progress=progress))
         self.spec = ModelSpec.from_config(self._checkpoint.config, f"{self._checkpoint.path}: config")

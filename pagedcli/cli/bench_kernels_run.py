@@ -33,7 +33,7 @@ from pagedcli.config_file import show_bytes, suggestion
 from pagedcli.errors import ConfigError, PagedError, how_to_install
 from pagedcli.ops.cuda_library import library_in
 from pagedcli.ops.kernel_cases import FAMILIES, FORMATS, OPS, Case, list_cases, native_variants
-from pagedcli.ops.select import has_cuda, require_native, require_torch, torch_is_installed
+from pagedcli.ops.select import require_cuda, require_native, require_torch, torch_is_installed
 from pagedcli.runtime.threads import compute_threads, core_cpus
 
 ALL = "all"
@@ -260,9 +260,7 @@ def choose_backends(options: KernelOptions) -> Backends:
 
 
 def _cuda_backends(wanted: Sequence[str]) -> Backends:
-    require_torch("--device cuda")
-    if not has_cuda():
-        raise ConfigError("--device cuda: there is no CUDA device here: leave it out")
+    require_cuda("--device cuda")
     known = (*TORCH_VARIANTS, CUDA_VARIANT)
     for name in wanted:
         if name not in ("best", ALL, *known):

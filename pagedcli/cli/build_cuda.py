@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -37,15 +38,21 @@ def build_cuda(
     """
     from pagedcli.checkpoint.sources import cache_folder
     from pagedcli.cli.console import make_messages
-    from pagedcli.ops.cuda_library import ARCHITECTURES, build_library, library_in
+    from pagedcli.ops.cuda_library import architectures_in, build_library, choose_architectures, library_in
 
     messages = make_messages(quiet=quiet, verbose=verbose)
+    architectures = choose_architectures(arch or ())
     library = library_in(cache_folder())
-    if library.is_file() and not force:
-        messages.say(f"{library} is there already (--force builds it again)")
+    there = architectures_in(library)
+    if library.is_file() and not force and (not arch or set(architectures) <= set(there)):
+        built = f", for {_listed(there)}" if there else ""
+        messages.say(f"{library} is there already{built} (--force builds it again)")
         return
-    architectures = arch or ARCHITECTURES
-    messages.say(f"compiling for {', '.join(map(str, architectures))}: about a minute")
+    messages.say(f"compiling for {_listed(architectures)}: a minute or two")
     started = time.monotonic()
     build_library(library, architectures, nvcc)
     messages.say(f"{library} is built ({time.monotonic() - started:.0f} s)")
+
+
+def _listed(architectures: Sequence[int]) -> str:
+    return ", ".join(map(str, architectures))

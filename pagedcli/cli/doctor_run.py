@@ -192,22 +192,32 @@ def _memory_rows() -> list[tuple[str, str]]:
 
 def _device_rows(device: str) -> list[tuple[str, str]]:
     if device == "cpu":
-        return [("cuda", _why_no_cuda())]
+        return [("cuda", _why_no_cuda()), *_kernel_rows(wanted=False)]
     import torch
 
     free, total = torch.cuda.mem_get_info()
-    name = torch.cuda.get_device_name()
-    return [("cuda", f"{name}, {show_bytes(free)} free of {show_bytes(total)}")]
+    name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    memory = f"{show_bytes(free)} free of {show_bytes(total)}"
+    return [("cuda", f"{name}, compute capability {major}.{minor}, {memory}"), *_kernel_rows(wanted=True)]
 
 
 def _why_no_cuda() -> str:
-    from pagedcli.ops.select import driver_has_device, torch_is_installed
+    from pagedcli.ops.select import why_no_cuda
 
-    if not driver_has_device():
-        return "no CUDA device here"
-    if not torch_is_installed():
-        return "there is a CUDA device, and torch is not installed: " + how_to_install("cuda")
-    return "there is a CUDA device, and this torch cannot use it"
+    return why_no_cuda() or ""
+
+
+def _kernel_rows(*, wanted: bool) -> list[tuple[str, str]]:
+    """Of the library of our CUDA kernels; without a GPU only where there is one."""
+    from pagedcli.checkpoint.sources import cache_folder
+    from pagedcli.ops.cuda_library import architectures_in, library_in
+
+    library = library_in(cache_folder())
+    if not library.is_file():
+        return [("CUDA kernels", "not built: paged build-cuda")] if wanted else []
+    built = architectures_in(library)
+    listed = f" for {', '.join(map(str, built))} and newer" if built else ""
+    return [("CUDA kernels", f"built{listed}, in {library}")]
 
 
 def _op_rows(device: str) -> list[tuple[str, str]]:

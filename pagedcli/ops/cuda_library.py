@@ -17,24 +17,40 @@ def library_in(cache: Path) -> Path:
     return cuda_build.packaged_library() or cuda_build.library_path(cache)
 
 
+def architectures_in(library: Path) -> tuple[int, ...]:
+    """What a library was compiled for; empty: there is none, or it is not known."""
+    return cuda_build.built_for(library)
+
+
+def choose_architectures(wanted: Sequence[int]) -> tuple[int, ...]:
+    """Those wanted, ascending; all that are usual if there are none.
+
+    Args:
+        wanted: Compute capabilities without the dot.
+
+    Raises:
+        ConfigError: A GPU as old as that has no kernels.
+    """
+    chosen = tuple(sorted(set(wanted or ARCHITECTURES)))
+    if chosen[0] < ARCHITECTURES[0]:
+        raise ConfigError(
+            f"--arch {chosen[0]}: the kernels need compute capability 8.0 or newer: --arch {ARCHITECTURES[0]}"
+        )
+    return chosen
+
+
 def build_library(library: Path, architectures: Sequence[int], nvcc: Path | None) -> None:
     """Compile the kernels.
 
     Args:
         library: As `library_in` names it.
-        architectures: Compute capabilities without the dot; empty: all that are usual.
+        architectures: As `choose_architectures` gives them.
         nvcc: The compiler; None: as CUDA_HOME, PATH or the usual place have it.
 
     Raises:
-        ConfigError: A GPU as old as that has no kernels.
-        MissingDependencyError: There is no nvcc, or it failed.
+        MissingDependencyError: There is no nvcc, it failed, or the folder cannot be written.
     """
-    chosen = sorted(set(architectures or ARCHITECTURES))
-    if chosen[0] < ARCHITECTURES[0]:
-        raise ConfigError(
-            f"--arch {chosen[0]}: the kernels need compute capability 8.0 or newer: --arch {ARCHITECTURES[0]}"
-        )
     try:
-        cuda_build.build(library, chosen, nvcc=nvcc)
+        cuda_build.build(library, architectures, nvcc=nvcc)
     except cuda_build.CudaBuildError as error:
         raise MissingDependencyError(str(error)) from error

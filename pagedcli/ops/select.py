@@ -143,20 +143,50 @@ def require_torch(wanted_by: str) -> None:
 
 def has_cuda() -> bool:
     """Whether torch can compute on a CUDA device. Imports torch only if the driver tells of one."""
-    if not torch_is_installed() or not driver_has_device():
-        return False
-    from pagedcli.ops.torch_ops import cuda_is_available
-
-    return cuda_is_available()
+    return why_no_cuda() is None
 
 
-def driver_has_device() -> bool:
-    """Whether NVIDIA's driver is here and counts a device at least."""
+def why_no_cuda() -> str | None:
+    """What is missing first for torch to compute on a CUDA device; None: nothing is. Imports torch as `has_cuda`."""
+    devices = _count_devices()
+    if devices is None:
+        return "NVIDIA's driver is not here (libcuda.so.1)"
+    if devices == 0:
+        return "NVIDIA's driver finds no GPU"
+    if not torch_is_installed():
+        return f"there is a GPU, and torch is not installed: {how_to_install('cuda')}"
+    from pagedcli.ops.torch_ops import cuda_is_available, cuda_version
+
+    version, cuda = cuda_version()
+    if cuda is None:
+        return f"there is a GPU, and torch {version} is a build without CUDA"
+    if not cuda_is_available():
+        return f"there is a GPU, and torch {version} for CUDA {cuda} cannot use it: the driver may be too old for that"
+    return None
+
+
+def require_cuda(wanted_by: str) -> None:
+    """Say in one line what is missing for a CUDA device.
+
+    Args:
+        wanted_by: The setting that needs it, to begin the sentence with.
+
+    Raises:
+        MissingDependencyError: There is none, or torch cannot use it.
+    """
+    reason = why_no_cuda()
+    if reason is not None:
+        raise MissingDependencyError(f"{wanted_by} cannot be used here: {reason}; or use --device cpu")
+
+
+def _count_devices() -> int | None:
+    """As NVIDIA's driver counts them; None: there is no driver."""
     for name in _DRIVERS:
         try:
             driver = ctypes.CDLL(name)
         except OSError:
             continue
         count = ctypes.c_int(0)
-        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-    return False
+        works = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+        return count.value if works else 0
+    return None

@@ -48,6 +48,11 @@ STORED_DTYPES = {
 }
 
 
+def cuda_version() -> tuple[str, str | None]:
+    """Torch's version, and that of CUDA which it was built for; None: without."""
+    return torch.__version__, torch.version.cuda
+
+
 def cuda_is_available() -> bool:
     """Whether torch was built for CUDA and finds a device."""
     return torch.cuda.is_available()

@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def test_a_failing_part_does_not_stop_the_rest(tool: Any, tmp_path: Path) -> Non
         printing(tool, "second", f"open({str(broken)!r}, 'w').write('[1,')", writes=broken),
         printing(tool, "third", f"open({str(data)!r}, 'w').write('[1]')", writes=data),
     ]
-    found = tool("gpu_check").run_all(chosen, 100.0, dict(os.environ))
+    found = tool("gpu_check").run_all(chosen, 100.0, dict(os.environ), tmp_path)
     assert [part["outcome"] for part in found] == ["exit code 3", "passed", "passed"]
     assert "hello" in found[0]["output"]
     assert [part["data"] for part in found] == [None, None, [1]]
@@ -63,7 +64,8 @@ print("started", flush=True)
 child.wait()
 """
     started = time.monotonic()
-    (found,) = tool("gpu_check").run_all([printing(tool, "hangs", code, 6.0, data)], 100.0, dict(os.environ))
+    hanging = printing(tool, "hangs", code, 6.0, data)
+    (found,) = tool("gpu_check").run_all([hanging], 100.0, dict(os.environ), tmp_path)
     assert found["outcome"] == "over 6 s"
     assert "started" in found["output"]
     assert time.monotonic() - started < 60
@@ -71,13 +73,13 @@ child.wait()
     assert not status.is_file() or "zombie" in status.read_text()
 
 
-def test_parts_share_the_time(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_share_the_time(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool("gpu_check"), "LEAST_S", 1.0)
     chosen = [
         printing(tool, "slow", "import time; time.sleep(600)"),
         printing(tool, "late", "print('never')"),
     ]
-    found = tool("gpu_check").run_all(chosen, 2.0, dict(os.environ))
+    found = tool("gpu_check").run_all(chosen, 2.0, dict(os.environ), tmp_path)
     assert [part["outcome"] for part in found] == ["over 2 s", "left out: no time"]
 
 
@@ -93,10 +95,83 @@ def test_parts_fit_the_time_and_can_be_parsed(tool: Any, tmp_path: Path) -> None
         assert tool("gpu_model").parse(words).batches == [1, 16, 64, 256]
 
 
-def test_without_a_device_it_says_so(tool: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(tool("gpu_check"), "device", lambda: None)
-    assert tool("gpu_check").main([]) == 2
-    assert "no torch that sees a CUDA device" in capsys.readouterr().err
+def test_a_process_that_outlives_its_part_holds_nothing_up(tool: Any, tmp_path: Path) -> None:
+    """It is in a session of its own, and keeps what it got as standard output open."""
+    code = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+"""
+    (found,) = tool("gpu_check").run_all([printing(tool, "leaves", code)], 100.0, dict(os.environ), tmp_path)
+    os.kill(int(found["output"]), signal.SIGKILL)
+    assert found["outcome"] == "passed"
+    assert found["seconds"] < 60
+    assert (tmp_path / "leaves.log").read_text() == found["output"]
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "import sys; sys.exit('torch 2.13.0 (a build without CUDA) finds no CUDA device')",
+            "build without CUDA",
+        ),
+        ("import no_such_torch", "ModuleNotFoundError: No module named 'no_such_torch'"),
+        ("import os; os._exit(9)", "exit code 9"),
+        ("import time; time.sleep(600)", "no answer"),
+    ],
+)
+def test_without_a_device_it_says_so(
+    tool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any, code: str, says: str
+) -> None:
+    monkeypatch.setattr(tool("gpu_check"), "_DEVICE", code)
+    monkeypatch.setattr(tool("gpu_check"), "DEVICE_LIMIT_S", 5.0)
+    report = tmp_path / "report.json"
+    assert tool("gpu_check").main(["--json", str(report)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu-check: nothing can be checked with ")
+    found = json.loads(report.read_text())
+    assert says in line
+    assert says in found["device"]["missing"]
+    assert found["parts"] == []
+
+
+def test_parts_need_no_more_packages_than_torch_and_transformers_bring(tool: Any, tmp_path: Path) -> None:
+    """An image with a GPU has them, pytest and the like: nothing of ours can be installed there."""
+    missing = (
+        "pydantic",
+        "pydantic_core",
+        "typer",
+        "starlette",
+        "uvicorn",
+        "httptools",
+        "gguf",
+        "platformdirs",
+    )
+    blocker = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing} or name == "paged_kernels._native":
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Block())
+"""
+    (tmp_path / "sitecustomize.py").write_text(blocker)
+    gpu_check = tool("gpu_check")
+    variables = gpu_check.environment(tmp_path) | {"OMP_NUM_THREADS": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join((str(tmp_path), variables["PYTHONPATH"]))
+    named = {part.name: part for part in gpu_check.parts(tmp_path, 90)}
+    assert named["build"].arguments[0].endswith("cuda_build.py")
+    script = str(TOOLS / "gpu_model.py")
+    tiny = ["--shape", "tiny", "--device", "cpu", "--batches", "1", "--context", "20", "--new-tokens", "3"]
+    words = (script, "paged-int4", "--json", str(tmp_path / "model.json"), *tiny, "--bytes-per-s", "1e9")
+    chosen = [
+        gpu_check.Part("model", words, 100.0),
+        gpu_check.Part("kernels", (str(TOOLS / "gpu_kernels.py"), "--help"), 60.0),
+        gpu_check.Part("tests", (*named["tests"].arguments, "--collect-only"), 100.0),
+    ]
+    found = gpu_check.run_all(chosen, 300.0, variables, tmp_path)
+    assert [part["outcome"] for part in found] == ["passed"] * 3, [part["output"] for part in found]
 
 
 def test_report_and_choice_of_parts(tool: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -149,6 +149,7 @@ def test_what_needs_torch_says_so_in_one_line(
 ) -> None:
     path = str(tiny_checkpoint("llama"))
     monkeypatch.setattr("pagedcli.ops.select.torch_is_installed", lambda: False)
+    monkeypatch.setattr("pagedcli.ops.select._count_devices", lambda: 1)
     for settings, extra in (({"device": "cuda"}, "cuda"), ({"device": "cpu", "backend": "torch"}, "all")):
         with pytest.raises(MissingDependencyError) as caught:
             LLM(path, num_pages=50, **settings)

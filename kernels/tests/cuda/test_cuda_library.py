@@ -22,7 +22,8 @@ def test_library_for_every_gpu_loads_without_one(tmp_path: Path) -> None:
         pytest.skip("nvcc is not here: set CUDA_HOME")
     path = cuda_build.library_path(tmp_path)
     cuda_build.build(path)
-    assert [entry.name for entry in path.parent.iterdir()] == [cuda_build.LIBRARY]
+    assert {entry.name for entry in path.parent.iterdir()} == {cuda_build.LIBRARY, cuda_build.NOTE}
+    assert cuda_build.built_for(path) == cuda_build.ARCHITECTURES
     check_without_gpu(cuda_abi.load(path))
 
 
