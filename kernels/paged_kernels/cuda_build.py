@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ARCHITECTURES = (80, 86, 89, 90)
@@ -145,9 +146,15 @@ def _compile(nvcc: Path, work: Path, architectures: Sequence[int]) -> Path:
 def _run(commands: Sequence[list[str]]) -> None:
     """Side by side; when one fails, or the build is interrupted, the others end."""
     started: list[subprocess.Popen[str]] = []
-    try:
+
+    def start() -> None:
         for command in commands:
             started.append(_start(command))
+
+    try:
+        # In a thread no signal comes between the start of a process and the note of it.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(start).result()
         for process in started:
             said, _ = process.communicate()
             if process.returncode != 0:
