@@ -158,7 +158,13 @@ class TapedLibrary:
 
 
 ANSWERS = frozenset(
-    {"paged_cuda_attention_tile_rows", "paged_cuda_w4a16_scratch", "paged_cuda_w4a16_max_rows"}
+    {
+        "paged_cuda_attention_tile_rows",
+        "paged_cuda_w4a16_scratch",
+        "paged_cuda_w4a16_max_rows",
+        "paged_cuda_sample_room",
+        "paged_cuda_sample_max_vocabulary",
+    }
 )
 """Functions of the library that start nothing."""
 

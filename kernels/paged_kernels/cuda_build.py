@@ -15,8 +15,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ARCHITECTURES = (80, 86, 89, 90)
@@ -83,13 +84,15 @@ def build(library: Path, architectures: Sequence[int] = ARCHITECTURES, *, nvcc: 
         nvcc: The compiler; None: as `find_nvcc` finds it.
 
     Raises:
-        CudaBuildError: There is no nvcc, or it failed.
+        CudaBuildError: There is no nvcc, or it cannot be run, or it failed.
+        OSError: The library cannot be written.
     """
     nvcc = nvcc or find_nvcc()
     if nvcc is None:
         raise CudaBuildError("nvcc is not here: install the CUDA toolkit 12 or newer, or set CUDA_HOME")
-    work = library.parent / f"unfinished-{os.getpid()}"
-    work.mkdir(parents=True, exist_ok=True)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    # Of this call alone: of two that build at once, each has a whole library in the end.
+    work = Path(tempfile.mkdtemp(prefix="unfinished-", dir=library.parent))
     try:
         units = [path for path in sources() if path.suffix == ".cu"]
         objects = [work / f"{path.stem}.o" for path in units]
@@ -97,8 +100,7 @@ def build(library: Path, architectures: Sequence[int] = ARCHITECTURES, *, nvcc: 
             compile_command(nvcc, unit, output, architectures)
             for unit, output in zip(units, objects, strict=True)
         ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_run, commands))
+        _run_all(commands)
         linked = work / LIBRARY
         _run([str(nvcc), "-shared", "-cudart", "static", *map(str, objects), "-o", str(linked)])
         linked.replace(library)
@@ -106,11 +108,27 @@ def build(library: Path, architectures: Sequence[int] = ARCHITECTURES, *, nvcc: 
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _run_all(commands: Sequence[list[str]]) -> None:
+    """Side by side; after the first that fails none is begun any more."""
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for finished in as_completed([pool.submit(_run, command) for command in commands]):
+            finished.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise CudaBuildError(f"{Path(command[0]).name} failed: {' | '.join(said[-3:])}")
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise CudaBuildError(f"{command[0]} cannot be run: {error.strerror}") from error
+    if done.returncode == 0:
+        return
+    said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+    old = ": install the CUDA toolkit 12 or newer" if any("c++20" in line for line in said) else ""
+    raise CudaBuildError(f"{name} failed: {' | '.join(said[-3:])}{old}")
 
 
 if __name__ == "__main__":

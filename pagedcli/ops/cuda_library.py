@@ -26,7 +26,7 @@ def build_library(library: Path, architectures: Sequence[int], nvcc: Path | None
         nvcc: The compiler; None: as CUDA_HOME, PATH or the usual place have it.
 
     Raises:
-        ConfigError: A GPU as old as that has no kernels.
+        ConfigError: A GPU as old as that has no kernels, or the library's folder cannot be written.
         MissingDependencyError: There is no nvcc, or it failed.
     """
     chosen = sorted(set(architectures or ARCHITECTURES))
@@ -38,3 +38,7 @@ def build_library(library: Path, architectures: Sequence[int], nvcc: Path | None
         cuda_build.build(library, chosen, nvcc=nvcc)
     except cuda_build.CudaBuildError as error:
         raise MissingDependencyError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{library.parent} cannot be written ({error.strerror}): set PAGED_CACHE to a folder that can"
+        ) from error

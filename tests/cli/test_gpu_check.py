@@ -192,7 +192,9 @@ def test_kernel_benchmark_lists_the_aims(tool: Any) -> None:
     assert {(16, 1024), (64, 1024), (1, 1024)} <= decodes
     products = {case.rows for case in found if case.op == "linear" and case.format.bits == 4}
     assert {1, 2, 4, 8, 16, 32, 64, 256, 1024} <= products
-    assert {case.op for case in found} == {"attention", "linear", "norm", "rope", "gated", "embedding"}
+    assert {case.op for case in found} == {
+        "attention", "linear", "norm", "rope", "gated", "embedding", "sampler",
+    }  # fmt: skip
 
 
 def test_kernel_benchmark_writes_what_it_finds(tool: Any, tmp_path: Path, emulated_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_run() -> None:
 def pages(free: int, page_bytes: int = MIB, **settings: Any) -> int:
     made = config(**settings)
     run = choose_run(made, SPEC, has_cuda=False, cores=1)
-    return choose_pages(made, run, page_bytes, free_bytes=free, budget_bytes=lambda: int(free * 0.4))
+    return choose_pages(made, run, page_bytes, room_bytes=lambda: free, budget_bytes=lambda: int(free * 0.4))
 
 
 def test_pages() -> None:

@@ -26,6 +26,8 @@ CASES = (
     Case("gated", "gated", (), DENSE, 3, 256, 128),
     Case("embedding", "embedding", (), DENSE, 3, 100, 64),
     Case("rope", "rope", (), DENSE, 3, 8 * 64, 256, HEADS),
+    Case("sampler", "greedy", (), FORMATS["float32"], 3, 3001, 1),
+    Case("sampler", "top-p", (), FORMATS["float32"], 3, 3001, 1),
 )
 
 
@@ -48,7 +50,9 @@ def test_what_has_no_kernel_is_said(runner: CudaRunner) -> None:
     with pytest.raises(UnavailableError, match="cuBLAS"):
         runner.open(Case("linear", "dense", (), DENSE, 3, 256, 48), VARIANT)
     with pytest.raises(UnavailableError, match="float32"):
-        runner.open(Case("sampler", "greedy", (), FORMATS["float32"], 1, 512, 1), VARIANT)
+        runner.open(Case("norm", "norm", (), FORMATS["float32"], 1, 512, 512), VARIANT)
+    with pytest.raises(UnavailableError, match="300,000"):
+        runner.open(Case("sampler", "greedy", (), FORMATS["float32"], 1, 300_001, 1), VARIANT)
     with pytest.raises(UnavailableError, match="heads of 72"):
         runner.open(Case("attention", "decode", (), DENSE, 1, 144, 144, (2, 1, 72), 1, 9, 16), VARIANT)
 
@@ -56,6 +60,8 @@ def test_what_has_no_kernel_is_said(runner: CudaRunner) -> None:
 def test_a_wrong_kernel_is_noticed(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "call", lambda name, *arguments: None)
     assert not runner.open(CASES[5], VARIANT).error <= 1.0
+    monkeypatch.setattr(torch, "empty", lambda *args, dtype, device: torch.zeros(*args, dtype=dtype))
+    assert not runner.open(CASES[-2], VARIANT).error <= 1.0
 
 
 class Recording:
