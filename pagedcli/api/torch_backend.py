@@ -30,6 +30,8 @@ from pagedcli.runtime.samplers import sampler_for, sampling_notes
 from pagedcli.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
+_FOR_BUFFERS = "for tokens, block tables and logits beside the KV pool"
+_SMALLER_POOL = "lower --gpu-memory-utilization or --num-pages, or --max-num-seqs"
 _SMALLER = "take a smaller or a quantized model, or free the GPU"
 
 
@@ -102,9 +104,12 @@ class TorchBackend:
 
     def worker(self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> Worker:
         """A worker with a pool of its own, its decode steps recorded where they can be."""
-        worker = self._make_worker(
-            num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
-        )
+        try:
+            worker = self._make_worker(
+                num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+            )
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(torch.device(self.run.device), _FOR_BUFFERS, _SMALLER_POOL, error) from error
         if self.run.device != "cpu":
             worker.add_notes(_pool_note(worker))
         if self.captures is not None:

@@ -176,6 +176,20 @@ def test_memory_that_ends_while_steps_are_recorded_is_told_with_the_flags(checkp
         on_cpu(checkpoint, Full()).worker(**SIZES)
 
 
+def test_memory_that_ends_beside_the_pool_is_told_with_the_flags(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*sizes: Any, **settings: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 262.00 MiB. GPU 0 has ...")
+
+    backend = on_cpu(checkpoint, DoneAgain())
+    monkeypatch.setattr("pagedcli.runtime.batch_state._store", no_room)
+    with pytest.raises(
+        ConfigError, match=r"beside the KV pool \(asking for 262.00 MiB\): lower --gpu-mem.*-seqs$"
+    ):
+        backend.worker(**SIZES)
+
+
 def test_the_pool_gets_what_the_measured_parts_leave(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
