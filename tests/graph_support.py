@@ -64,13 +64,14 @@ class LateCopies:
 
 WORK = """
     add.Tensor arange.default arange.start argmax.default bitwise_not.default cat.default constant_pad_nd.default
-    copy_.default floor_divide.default gather.default index.Tensor index_put_.default index_select.default
-    isfinite.default linear.default masked_fill.Scalar masked_fill_.Scalar mul.Tensor new_zeros.default
-    remainder.Scalar to.dtype zeros_like.default _to_copy.default
+    contiguous.default copy_.default div.Tensor exp.default floor_divide.default gather.default index.Tensor
+    index_copy_.default index_put_.default index_select.default isfinite.default linear.default masked_fill.Scalar
+    masked_fill_.Scalar mean.dim mul.Tensor neg.default new_zeros.default remainder.Scalar rsqrt.default
+    square.default sub.Tensor to.dtype zeros_like.default _to_copy.default
 """
 VIEWS = """
-    alias.default detach.default reshape.default select.int slice.Tensor split.Tensor unbind.int unsqueeze.default
-    view.default _unsafe_view.default
+    alias.default chunk.default detach.default flatten.using_ints reshape.default select.int slice.Tensor
+    split.Tensor split_with_sizes.default unbind.int unsqueeze.default view.default _unsafe_view.default
 """
 ROOM = "empty.memory_format new_empty.default"
 """What gives memory: it keeps its place, and what is in it may not matter."""
@@ -158,7 +159,13 @@ class TapedLibrary:
 
 
 ANSWERS = frozenset(
-    {"paged_cuda_attention_tile_rows", "paged_cuda_w4a16_scratch", "paged_cuda_w4a16_max_rows"}
+    {
+        "paged_cuda_attention_tile_rows",
+        "paged_cuda_w4a16_scratch",
+        "paged_cuda_w4a16_max_rows",
+        "paged_cuda_sample_room",
+        "paged_cuda_sample_max_vocabulary",
+    }
 )
 """Functions of the library that start nothing."""
 

@@ -1,6 +1,6 @@
 """The paper limits of the CUDA kernels in docs/cuda.md: bytes, operations, instructions, and what binds on which card.
 
-    python tools/cuda_limits.py [--check]      writes the table between its two marks, or fails if it is stale
+    python tools/cuda_limits.py [--check]      writes the tables between their marks, or fails if it is stale
 
 Bytes and operations are those of `paged_kernels.bench.cases`, which the benchmarks use too. Standard library only.
 """
@@ -21,6 +21,11 @@ from paged_kernels.bench.families import FAMILIES, Family  # noqa: E402
 
 PAGE = ROOT / "docs/cuda.md"
 BEGIN, END = "<!-- limits: tools/cuda_limits.py -->", "<!-- end of limits -->"
+BEGIN_SAMPLING, END_SAMPLING = "<!-- sampling: tools/cuda_limits.py -->", "<!-- end of sampling -->"
+CACHE_BYTES_PER_CYCLE = 64
+"""What one multiprocessor reads from the second cache."""
+IN_FLIGHT_BYTES, CACHE_LATENCY_S, MEMORY_LATENCY_S = 16 * 1024, 250e-9, 800e-9
+"""Of logits on their way to a multiprocessor, whose one block has no registers for more; and how long they take."""
 MMA_ROWS = 16
 """Rows of a tensor-core product; those that do not exist are computed too."""
 FEW_ROWS = 8
@@ -35,19 +40,28 @@ class Card:
         name: For the table.
         bytes_per_s: Of memory, as a copy reaches it.
         flops_per_s: Of bfloat16 products summed in float32, without sparsity.
-        issue_per_s: Instructions of a warp: four for each multiprocessor and cycle.
+        processors: Multiprocessors.
+        clock_hz: Of them.
+        cache_bytes: Of the second cache.
     """
 
     name: str
     bytes_per_s: float
     flops_per_s: float
-    issue_per_s: float
+    processors: int
+    clock_hz: float
+    cache_bytes: float
+
+    @property
+    def issue_per_s(self) -> float:
+        """Instructions of a warp: four for each multiprocessor and cycle."""
+        return 4 * self.processors * self.clock_hz
 
 
 CARDS = (
-    Card("H200", 4.3e12, 790e12, 132 * 4 * 1.755e9),
-    Card("L40S", 0.78e12, 330e12, 142 * 4 * 2.5e9),
-    Card("RTX 4090", 0.93e12, 160e12, 128 * 4 * 2.5e9),
+    Card("H200", 4.3e12, 790e12, 132, 1.755e9, 50e6),
+    Card("L40S", 0.78e12, 330e12, 142, 2.5e9, 96e6),
+    Card("RTX 4090", 0.93e12, 160e12, 128, 2.5e9, 72e6),
 )
 
 
@@ -78,6 +92,46 @@ class Limit:
         }
         binding = max(times, key=lambda name: times[name])
         return times[binding], binding
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Rows of logits by `sample_kernel` or `logprobs_kernel`, a block for each.
+
+    Attributes:
+        what: For people.
+        rows: Of logits.
+        passes: Instructions for a token, of each pass over the row.
+    """
+
+    what: str
+    rows: int
+    passes: tuple[int, ...]
+
+    def on(self, card: Card, vocab_size: int) -> tuple[float, str]:
+        """(seconds, what binds the longest of the passes)."""
+        blocks = min(self.rows, card.processors)
+        num_bytes = 4 * vocab_size * self.rows
+        if num_bytes <= card.cache_bytes:  # the model has just written them
+            rate = blocks * min(CACHE_BYTES_PER_CYCLE * card.clock_hz, IN_FLIGHT_BYTES / CACHE_LATENCY_S)
+        else:
+            rate = min(card.bytes_per_s, blocks * IN_FLIGHT_BYTES / MEMORY_LATENCY_S)
+        reads = num_bytes / rate
+        issue = card.issue_per_s * blocks / card.processors
+        works = [each * vocab_size * self.rows / 32 / issue for each in self.passes]
+        return sum(max(reads, work) for work in works), "issue" if max(works) > reads else "bytes"
+
+
+SAMPLINGS = (
+    Sampling("greedy", 1, (4,)),
+    Sampling("temperature", 1, (4, 26)),
+    Sampling("temperature and top_p", 1, (4, 26, 10)),
+    Sampling("top_k up to 512, with or without top_p", 1, (4, 4)),
+    Sampling("log-probabilities with alternatives", 1, (5, 5, 5, 5)),
+    Sampling("greedy", 256, (4,)),
+    Sampling("temperature", 256, (4, 26)),
+)
+"""Of the race's second pass 15 instructions are Philox; a race that top_p turns down is run again: not counted."""
 
 
 def padded(rows: int) -> int:
@@ -166,17 +220,36 @@ def table(family: Family) -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str) -> str:
-    """The page with the table as it should be.
+def sampling_table(vocab_size: int) -> str:
+    """Markdown."""
+    head = ["what", "rows", "passes", "MB", *(card.name for card in CARDS)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for each in SAMPLINGS:
+        times = [each.on(card, vocab_size) for card in CARDS]
+        num_bytes = 4 * vocab_size * each.rows * len(each.passes)
+        cells = [each.what, str(each.rows), str(len(each.passes)), f"{num_bytes / 1e6:,.1f}"]
+        cells += [f"{seconds * 1e6:,.0f} µs, {binding}" for seconds, binding in times]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def with_tables(page: str) -> str:
+    """The page with the tables as they should be.
 
     Raises:
         ValueError: The marks are not there.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name} has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{table(FAMILIES['llama-3-8b'])}\n{END}{after}"
+    family = FAMILIES["llama-3-8b"]
+    page = _between(page, BEGIN, END, table(family))
+    return _between(page, BEGIN_SAMPLING, END_SAMPLING, sampling_table(family.vocab_size))
+
+
+def _between(page: str, begin: str, end: str, text: str) -> str:
+    before, found_begin, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"{PAGE.name} has no {begin} ... {end}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def main() -> int:
@@ -187,7 +260,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     page = PAGE.read_text(encoding="utf-8")
-    wanted = with_table(page)
+    wanted = with_tables(page)
     if arguments.check and wanted != page:
         print("docs/cuda.md: the limits are stale: run python tools/cuda_limits.py", file=sys.stderr)
         return 1

@@ -50,6 +50,11 @@ def cases(family: Family) -> list[Case]:
         Case("attention", "prefill", (), dense, rows, *shape, many, length)
         for rows, many, length in ((512, 1, 2048), (2048, 1, 2048), (4 * 512, 4, 1024))
     ]
+    found += [
+        Case("sampler", name, (), FORMATS["float32"], rows, family.vocab_size, 1)
+        for name in ("greedy", "top-p")
+        for rows in (1, 64)
+    ]
     rowwise = ("norm", "rope", "gated", "embedding")
     return found + list_cases([family], ops=rowwise, formats=[dense], rows=(1, 64, 2048))
 

@@ -44,7 +44,8 @@ INSTRUCTIONS = {
 
 # Of each kernel whose name begins with the key: (figure, least, most); None: no bound.
 RULES: dict[str, tuple[tuple[str, int | None, int | None], ...]] = {
-    "": (("spill", None, 0), ("local", None, 0)),
+    # Shared memory is the static one: with what a launch adds it must fit all GPUs (kMostStaticShared in device.cuh).
+    "": (("spill", None, 0), ("local", None, 0), ("shared", None, 18 * 1024)),
     "attention_decode": (
         ("mma", 24, None),
         ("ldmatrix", 12, None),
@@ -65,19 +66,21 @@ RULES: dict[str, tuple[tuple[str, int | None, int | None], ...]] = {
         ("convert_int", None, 0),
         ("reciprocal", None, 0),
         ("registers", None, 96),
+        ("shared", None, 4 * 1024),
     ),
     "ring_kernel": (
         ("mma", 16, None),
         ("copy_async_128", 4, None),
         ("convert_int", None, 0),
         ("registers", None, 168),
+        ("shared", None, 128),
     ),
     "rms_norm": (("load_128", 2, None), ("store_128", 1, None)),
     "gated": (("load_128", 2, None), ("store_128", 1, None)),
     "rope": (("load_128", 2, None), ("store_128", 2, None)),
     "rows_kernel": (("load_128", 1, None), ("store_128", 1, None)),
     "sample_kernel": (("load_128", 8, None), ("registers", None, 128)),
-    "logprobs_kernel": (("load_128", 8, None), ("registers", None, 64)),
+    "logprobs_kernel": (("load_128", 8, None), ("registers", None, 64), ("shared", None, 13 * 1024)),
 }
 
 
@@ -92,7 +95,7 @@ def _tool(name: str) -> str | None:
 
 
 def assembler_figures(log: str) -> dict[str, Figures]:
-    """Registers and spilled bytes of each kernel, from what ptxas -v says."""
+    """Registers, bytes of static shared memory and of spills of each kernel, from what ptxas -v says."""
     figures: dict[str, Figures] = {}
     kernel = ""
     for line in log.splitlines():
@@ -101,7 +104,10 @@ def assembler_figures(log: str) -> dict[str, Figures]:
         elif found := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
             figures.setdefault(kernel, {})["spill"] = int(found[1]) + int(found[2])
         elif found := re.search(r"Used (\d+) registers", line):
-            figures.setdefault(kernel, {})["registers"] = int(found[1])
+            shared = re.search(r"(\d+) bytes smem", line)
+            figures.setdefault(kernel, {}).update(
+                registers=int(found[1]), shared=int(shared[1]) if shared else 0
+            )
     return figures
 
 

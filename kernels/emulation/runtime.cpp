@@ -98,8 +98,11 @@ thread_local uint64_t random_state;
 
 constexpr size_t kStaticShared = 48 * 1024;
 constexpr size_t kArena = kStaticShared + 8 * 1024;  // and the gaps between variables
-constexpr size_t kDynamicShared = 227 * 1024;
-constexpr unsigned kMaxThreads = 1024;
+// Of static and dynamic shared memory together: what a block may have, and what it may have where that was asked for (of
+// compute capability 8.6 and 8.9; the others have more).
+constexpr size_t kSharedUnasked = 48 * 1024, kSharedAsked = 99 * 1024;
+constexpr unsigned kMaxThreads = 1024, kMaxDepth = 64;
+constexpr unsigned kMaxGridX = 0x7fffffff, kMaxGrid = 0xffff;
 constexpr size_t kMaxVariables = 64;
 
 char order_of_start, order_of_end;
@@ -152,6 +155,20 @@ struct Remains {
     }
 };
 
+void check_shared(const Block& self) {
+    if (self.shared_used > self.shared_limit)
+        fail("%zu bytes of shared memory, a block may have %zu", self.shared_used, self.shared_limit);
+}
+
+void check_sizes(dim3 grid, dim3 size) {
+    const bool is_grid = grid.x && grid.y && grid.z && grid.x <= kMaxGridX && grid.y <= kMaxGrid && grid.z <= kMaxGrid;
+    if (!is_grid)
+        fail("a grid of %u x %u x %u blocks", grid.x, grid.y, grid.z);
+    const unsigned threads = size.x * size.y * size.z;
+    if (threads == 0 || threads > kMaxThreads || size.z > kMaxDepth)
+        fail("a block of %u x %u x %u threads", size.x, size.y, size.z);
+}
+
 void begin_block(Block& self, unsigned threads, size_t shared_bytes, Remains& remains) {
     self.warps.assign((threads + kLanes - 1) / kLanes, Warp{});
     self.alive = static_cast<int>(threads);
@@ -165,6 +182,7 @@ void begin_block(Block& self, unsigned threads, size_t shared_bytes, Remains& re
             meeting.order = order += 2;
     }
     self.arena_used = 0;
+    self.shared_used = shared_bytes;
     self.arena = static_cast<char*>(shared_memory(kArena));
     if (__asan_poison_memory_region)
         __asan_poison_memory_region(self.arena, kArena);
@@ -314,6 +332,8 @@ void* static_shared(const void* key, size_t bytes) {
     const size_t needed = (bytes + 127) / 128 * 128 + 128;
     if (block->arena_used + needed > kArena)
         fail("more than 48 KiB of static shared memory");
+    block->shared_used = (block->shared_used + 15) / 16 * 16 + bytes;
+    check_shared(*block);
     if (block->variables.size() == kMaxVariables)
         fail("more than %zu variables in static shared memory", kMaxVariables);
     char* address = block->arena + block->arena_used;
@@ -324,13 +344,12 @@ void* static_shared(const void* key, size_t bytes) {
     return address;
 }
 
-void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void()>& body, const char* name) {
+void launch(
+    dim3 grid, dim3 size, size_t shared_bytes, bool asks, const std::function<void()>& body, const char* name
+) {
     const unsigned threads = size.x * size.y * size.z;
     kernel_name = name;
-    if (threads == 0 || threads > kMaxThreads)
-        fail("a block of %u threads", threads);
-    if (shared_bytes > kDynamicShared)
-        fail("%zu bytes of dynamic shared memory", shared_bytes);
+    check_sizes(grid, size);
     const char* seed = std::getenv("EMULATION_SEED");
     random_state = seed ? std::strtoull(seed, nullptr, 10) * 0x9E3779B97F4A7C15ull : 0;
     static thread_local std::vector<char*> stacks;
@@ -339,6 +358,9 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void(
     if (__tsan_get_current_fiber)
         launch_tsan = __tsan_get_current_fiber();
     Block self;
+    self.shared_used = shared_bytes;
+    self.shared_limit = asks ? kSharedAsked : kSharedUnasked;
+    check_shared(self);
     self.variables.reserve(kMaxVariables);  // never moved, which the thread sanitizer would take for a race
     Remains remains;
     self.fibers.resize(threads);

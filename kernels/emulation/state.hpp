@@ -85,6 +85,8 @@ struct Block {
     void* dynamic = nullptr;
     char* arena = nullptr;
     size_t arena_used = 0;
+    size_t shared_used = 0;  // static and dynamic, without the gaps
+    size_t shared_limit = 0;
     std::vector<SharedVariable> variables;
     const std::function<void()>* body = nullptr;
 };

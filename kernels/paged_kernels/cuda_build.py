@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -103,10 +104,8 @@ def build(library: Path, architectures: Sequence[int] = ARCHITECTURES, *, nvcc: 
     nvcc = nvcc or find_nvcc()
     if nvcc is None:
         raise CudaBuildError("nvcc is not here: install the CUDA toolkit 12 or newer, or set CUDA_HOME")
-    work = library.parent / f"{UNFINISHED}{os.getpid()}"
+    work = _work_folder(library.parent)
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(library.parent)
         linked = _compile(nvcc, work, architectures)
         note = work / NOTE
         note.write_text(" ".join(map(str, architectures)) + "\n")
@@ -115,9 +114,25 @@ def build(library: Path, architectures: Sequence[int] = ARCHITECTURES, *, nvcc: 
         linked.replace(library)
         note.replace(library.parent / NOTE)
     except OSError as error:
-        raise CudaBuildError(f"{library.parent} cannot be written: {error.strerror}") from error
+        raise _unwritable(library.parent, error) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _work_folder(folder: Path) -> Path:
+    """A folder of this call alone: of two that build at once, each has a whole library in the end."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        return Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> CudaBuildError:
+    return CudaBuildError(
+        f"{folder} cannot be written ({error.strerror}): set PAGED_CACHE to a folder that can"
+    )
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -159,7 +174,10 @@ def _run(commands: Sequence[list[str]]) -> None:
             said, _ = process.communicate()
             if process.returncode != 0:
                 lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
-                raise CudaBuildError(f"{Path(commands[0][0]).name} failed: {' | '.join(lines[-3:])}")
+                old = (
+                    ": install the CUDA toolkit 12 or newer" if any("c++20" in line for line in lines) else ""
+                )
+                raise CudaBuildError(f"{Path(commands[0][0]).name} failed: {' | '.join(lines[-3:])}{old}")
     finally:
         for process in started:
             if process.returncode is None:

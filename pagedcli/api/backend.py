@@ -32,8 +32,8 @@ class Backend(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how it computes."""
 
-    def free_bytes(self) -> int:
-        """Memory that is free on the device now."""
+    def room_for_kv(self, config: EngineConfig) -> int:
+        """Memory that a KV pool may take at most, if its size is given."""
 
     def kv_budget(self, config: EngineConfig) -> int:
         """Memory for the KV pool if nobody says how much."""

@@ -177,7 +177,7 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint, run: RunChoice, backen
         config,
         run,
         page_bytes,
-        free_bytes=backend.free_bytes(),
+        room_bytes=lambda: backend.room_for_kv(config),
         budget_bytes=lambda: backend.kv_budget(config),
     )
     model_len, notes = choose_model_len(config, run.model_len, num_pages)

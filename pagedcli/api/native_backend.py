@@ -44,7 +44,7 @@ class NativeBackend:
         """Nothing to be told."""
         return ()
 
-    def free_bytes(self) -> int:
+    def room_for_kv(self, config: EngineConfig) -> int:
         """Main memory that is free now."""
         return free_memory()
 

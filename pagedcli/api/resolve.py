@@ -225,7 +225,7 @@ def choose_pages(
     run: RunChoice,
     page_bytes: int,
     *,
-    free_bytes: int,
+    room_bytes: Callable[[], int],
     budget_bytes: Callable[[], int],
 ) -> int:
     """Usable pages, once the weights are loaded.
@@ -234,7 +234,7 @@ def choose_pages(
         config: Settings.
         run: Device and longest sequence.
         page_bytes: KV of one page, all layers.
-        free_bytes: Memory that is free.
+        room_bytes: What a pool whose size is given may take at most; found out on demand.
         budget_bytes: What the pool gets if nothing is said; measured on demand.
 
     Raises:
@@ -243,7 +243,7 @@ def choose_pages(
     cache = config.cache
     if cache.num_pages is not None or cache.kv_memory_bytes is not None:
         num_pages = cache.num_pages or blocks_within(cache.kv_memory_bytes or 0, page_bytes)
-        check_kv_fits(num_pages, page_bytes, free_bytes, asked_bytes=cache.kv_memory_bytes)
+        check_kv_fits(num_pages, page_bytes, room_bytes(), asked_bytes=cache.kv_memory_bytes)
         return num_pages
     return automatic_blocks(
         budget_bytes(),

@@ -17,6 +17,8 @@ from pagedcli.errors import ConfigError
 
 ALIASES = {"block_size": "page_size", "kv_cache_memory_bytes": "kv_memory_bytes"}
 """Names that other engines use for ours."""
+ENFORCE_EAGER = "enforce_eager"
+"""One that says the opposite of ours: `cuda_graphs`."""
 
 
 def section_of_setting() -> dict[str, str | None]:
@@ -41,10 +43,12 @@ def config_from_settings(base: EngineConfig, settings: dict[str, Any]) -> Engine
         raise ConfigError(f"config is a {type(base).__name__}: give an EngineConfig, or settings by name")
     sections = section_of_setting()
     changes: dict[str | None, dict[str, Any]] = {}
-    for given, value in settings.items():
-        name = ALIASES.get(given, given)
+    for given, said in settings.items():
+        name, value = _ours(given, said)
         if name not in sections:
-            raise ConfigError(f"unknown setting {given!r}{_suggestion(given, [*sections, *ALIASES])}")
+            raise ConfigError(
+                f"unknown setting {given!r}{_suggestion(given, [*sections, *ALIASES, ENFORCE_EAGER])}"
+            )
         part = changes.setdefault(sections[name], {})
         if name in part:
             raise ConfigError(f"{name} is given twice, also as {given}: give it once")
@@ -55,6 +59,15 @@ def config_from_settings(base: EngineConfig, settings: dict[str, Any]) -> Engine
         assert section is not None
         top[section] = dataclasses.replace(getattr(base, section), **values)
     return dataclasses.replace(base, **top)
+
+
+def _ours(given: str, value: Any) -> tuple[str, Any]:
+    """Our name and value of a setting."""
+    if given != ENFORCE_EAGER:
+        return ALIASES.get(given, given), value
+    if not isinstance(value, bool):
+        raise ConfigError(f"{ENFORCE_EAGER} is {value!r}: give True or False")
+    return "cuda_graphs", False if value else None
 
 
 def _suggestion(name: str, known: list[str]) -> str:

@@ -30,6 +30,8 @@ from pagedcli.runtime.samplers import sampler_for, sampling_notes
 from pagedcli.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
+_FOR_BUFFERS = "for tokens, block tables and logits beside the KV pool"
+_SMALLER_POOL = "lower --gpu-memory-utilization or --num-pages, or --max-num-seqs"
 _SMALLER = "take a smaller or a quantized model, or free the GPU"
 
 
@@ -56,12 +58,16 @@ class TorchBackend:
         """The model's architecture."""
         return self.model.spec
 
-    def free_bytes(self) -> int:
-        """Memory that is free on the device now."""
+    def room_for_kv(self, config: EngineConfig) -> int:
+        """On a GPU all that the rest was measured not to take, however much of it is to be used."""
         if self.run.device == "cpu":
             return free_memory()
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(torch.device(self.run.device))[0]
+        use = self._measure(config)
+        left = max(0, use.total - use.fixed)
+        logger.info(
+            "%s: %s less %s leave %s", use.device, show_bytes(use.total), use.shares(), show_bytes(left)
+        )
+        return left
 
     def kv_budget(self, config: EngineConfig) -> int:
         """Memory for the KV pool if nobody says how much."""
@@ -86,7 +92,11 @@ class TorchBackend:
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=self.run.model_len,
         )
-        return measure(self.run.device, make, largest_step(*sizes), captures=self.captures)
+        use = measure(self.run.device, make, largest_step(*sizes), captures=self.captures)
+        if self.captures is None:
+            return use
+        scratch = block_bytes(self.spec, size, self.run.dtype)  # the page of rows that only fill up
+        return dataclasses.replace(use, buffers=use.buffers + scratch)
 
     def with_threads(self, threads: int) -> TorchBackend:
         """The same weights, computed with by so many threads."""
@@ -94,9 +104,12 @@ class TorchBackend:
 
     def worker(self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> Worker:
         """A worker with a pool of its own, its decode steps recorded where they can be."""
-        worker = self._make_worker(
-            num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
-        )
+        try:
+            worker = self._make_worker(
+                num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+            )
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(torch.device(self.run.device), _FOR_BUFFERS, _SMALLER_POOL, error) from error
         if self.run.device != "cpu":
             worker.add_notes(_pool_note(worker))
         if self.captures is not None:
@@ -136,7 +149,7 @@ class TorchBackend:
 
     def _capture(self, worker: Worker, captures: Captures) -> str:
         """What it took, for the user."""
-        before, started = self.free_bytes(), time.perf_counter()
+        before, started = self._free_bytes(), time.perf_counter()
         try:
             worker.capture(captures)
         except torch.OutOfMemoryError as error:
@@ -146,12 +159,19 @@ class TorchBackend:
                 "lower --gpu-memory-utilization, or leave them out with --enforce-eager",
                 error,
             ) from error
-        taken = max(0, before - self.free_bytes())
+        taken = max(0, before - self._free_bytes())
         sizes = worker.graph_sizes
         return (
             f"decode steps of up to {sizes[-1]} sequences are {len(sizes)} CUDA graphs "
             f"({time.perf_counter() - started:.1f} s, {show_bytes(taken)}); other steps are issued op by op"
         )
+
+    def _free_bytes(self) -> int:
+        """Of the device, now."""
+        if self.run.device == "cpu":
+            return free_memory()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(torch.device(self.run.device))[0]
 
 
 def _pool_note(worker: Worker) -> str:
@@ -168,9 +188,16 @@ def load_torch(checkpoint: Checkpoint, run: RunChoice) -> TorchBackend:
         ConfigError: Kernels are to be ours alone, and something of the model has none.
     """
     kernels = library_in(cache_folder()) if run.device != "cpu" else None
-    ops = make_ops(run.device, run.dtype, kernels=kernels, strict=run.strict_kernels)
-    assert isinstance(ops, TorchOps)
+    spec = ModelSpec.from_config(checkpoint.config, f"{checkpoint.path}: config")
     device = torch.device(run.device)
+    try:
+        ops = make_ops(
+            run.device, run.dtype, kernels=kernels, strict=run.strict_kernels,
+            head_dim=spec.head_dim, vocab_size=spec.vocab_size,
+        )  # fmt: skip
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(device, "while the kernels were tried", _SMALLER, error) from error
+    assert isinstance(ops, TorchOps)
     try:
         model = load_model(checkpoint, ops, run.model_len, as_codes=run.as_codes)
     except torch.OutOfMemoryError as error:

@@ -114,6 +114,10 @@ class CudaOps(TorchOps):
         """Whether the sampling kernels may be used."""
         return "sampling" not in self._replaced
 
+    def has_heads(self, head_dim: int) -> bool:
+        """Whether attention and rotation of such heads are kernels of ours."""
+        return bool(self._library.paged_cuda_attention_tile_rows(head_dim) > 0)
+
     def load_notes(self) -> tuple[str, ...]:
         """What torch computes of a loaded model because no kernel takes it."""
         dense = tuple(
@@ -121,13 +125,13 @@ class CudaOps(TorchOps):
             for why, count in self._dense_reasons.items()
             if "linear" not in self._replaced
         )
-        if self._head_dim and not self._has_heads(self._head_dim):
+        if self._head_dim and not self.has_heads(self._head_dim):
             dense += (f"torch's attention is used: there is no CUDA kernel for heads of {self._head_dim}",)
         return self.notes + dense
 
     def why_eager(self) -> str | None:
         """Why decode steps cannot be CUDA graphs; None: they can, with the heads of the model that was loaded."""
-        ours = "attention" not in self._replaced and (not self._head_dim or self._has_heads(self._head_dim))
+        ours = "attention" not in self._replaced and (not self._head_dim or self.has_heads(self._head_dim))
         return None if ours else super().why_eager()
 
     def report(self) -> dict[str, OpReport]:
@@ -298,10 +302,7 @@ class CudaOps(TorchOps):
         return features % VECTOR == 0 and name not in self._replaced
 
     def _takes_heads(self, name: str, shape: AttentionShape) -> bool:
-        return self._has_heads(shape.head_dim) and name not in self._replaced
-
-    def _has_heads(self, head_dim: int) -> bool:
-        return bool(self._library.paged_cuda_attention_tile_rows(head_dim) > 0)
+        return self.has_heads(shape.head_dim) and name not in self._replaced
 
     def _plan_attention(self, shape: AttentionShape, batch: ForwardBatch) -> AttentionPlan:
         group = shape.num_heads // shape.num_kv_heads

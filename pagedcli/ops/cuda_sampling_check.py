@@ -17,7 +17,6 @@ from torch import Tensor
 
 from pagedcli.ops.cuda_sampling import ROW, CudaSampling, LogprobTensors
 
-VOCAB_SIZE = 2001
 NUM_TOP = 5
 LOGPROB_BOUND = 1e-5
 SEED, POSITION, SAMPLE_INDEX = 2**63 + 12345, 6, 3
@@ -48,10 +47,10 @@ WISHES = (
 )
 
 
-def sampling_difference(kernels: CudaSampling, device: torch.device) -> str | None:
-    """What is wrong with the kernels on this device; None: nothing."""
+def sampling_difference(kernels: CudaSampling, device: torch.device, vocab_size: int) -> str | None:
+    """What is wrong with the kernels on this device, with logits of so many tokens, 2,000 at least; None: nothing."""
     generator = torch.Generator().manual_seed(2)
-    logits = (torch.randn(len(WISHES), VOCAB_SIZE, generator=generator) * 3).to(device)
+    logits = (torch.randn(len(WISHES), vocab_size, generator=generator) * 3).to(device)
     try:
         return _wrong_tokens(kernels, logits) or _wrong_logprobs(kernels, logits)
     except cuda_abi.CudaKernelError as error:
@@ -63,7 +62,7 @@ def _wrong_tokens(kernels: CudaSampling, logits: Tensor) -> str | None:
     expected = [
         _choose(_changed(row) if wish.changes else row, wish) for row, wish in zip(wide, WISHES, strict=True)
     ]
-    held = _Held.on(logits.device, kernels.room_bytes)
+    held = _Held.on(logits, kernels.room_bytes)
     rows = torch.frombuffer(bytearray(held.rows().tobytes()), dtype=torch.uint8).to(logits.device)
     chosen = torch.full((2, len(WISHES)), -1, dtype=torch.int64, device=logits.device)
     kernels.sample(logits, rows, chosen)
@@ -91,15 +90,15 @@ def _choose(logits: Tensor, wish: Wish) -> int:
     if wish.temperature == 0.0:
         return int(logits.argmax())
     scaled = (logits - logits.max()) / wish.temperature
-    values, ids = (part[0] for part in ranked(scaled[None], VOCAB_SIZE))
+    values, ids = (part[0] for part in ranked(scaled[None], len(logits)))
     weights = torch.exp(values)
-    keep = torch.arange(VOCAB_SIZE, device=logits.device) < (wish.top_k or VOCAB_SIZE)
+    keep = torch.arange(len(logits), device=logits.device) < (wish.top_k or len(logits))
     front = running_sum(torch.where(keep, weights, 0.0)[None])[0]
     before = torch.nn.functional.pad(front[:-1], (1, 0))
     keep &= (before < wish.top_p * front[-1]) | (wish.top_p == 1.0)
     keep &= (weights >= wish.min_p) & (values > -torch.inf)
     key = [torch.tensor([word], device=logits.device) for word in (SEED - 2**64, POSITION, SAMPLE_INDEX)]
-    scores = values + vocabulary_noise(VOCAB_SIZE, *key)[0][ids]
+    scores = values + vocabulary_noise(len(logits), *key)[0][ids]
     return int(ids[scores.masked_fill(~keep, -torch.inf).argmax()])
 
 
@@ -114,14 +113,16 @@ class _Held:
     rooms: Tensor
 
     @classmethod
-    def on(cls, device: torch.device, room_bytes: int) -> _Held:
+    def on(cls, logits: Tensor, room_bytes: int) -> _Held:
+        device = logits.device
+
         def integers(values: Sequence[int], kind: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=kind, device=device)
 
         room = (len(TOKENS) + len(BIAS)) * room_bytes
         return cls(
             integers(TOKENS, torch.int32),
-            integers(range(0, VOCAB_SIZE, 4)),
+            integers(range(0, logits.shape[1], 4)),
             integers([token for token, _ in BIAS]),
             torch.tensor([bias for _, bias in BIAS], dtype=torch.float64, device=device),
             torch.empty((len(WISHES), room), dtype=torch.uint8, device=device),
@@ -158,7 +159,7 @@ def _wrong_logprobs(kernels: CudaSampling, logits: Tensor) -> str | None:
     kernels.logprobs(logits, logit_rows, tokens, torch.full_like(tokens, NUM_TOP), out)
     wide = logits.double()
     wanted = wide - log_normalizer(wide)[:, None]
-    values, ids = ranked(wanted, VOCAB_SIZE)
+    values, ids = ranked(wanted, logits.shape[1])
     ranks = (ids == tokens[:, None]).nonzero()[:, 1] + 1
     chosen = wanted.gather(1, tokens[:, None])[:, 0]
     off = float(torch.cat([out.chosen - chosen, (out.top - values[:, :NUM_TOP]).flatten()]).abs().max())

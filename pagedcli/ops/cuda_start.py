@@ -6,7 +6,9 @@ that (--strict-kernels), the start fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,12 @@ from torch import Tensor
 
 from pagedcli.errors import ConfigError
 from pagedcli.ops.batch import ForwardBatch
-from pagedcli.ops.cuda_ops import CudaOps
+from pagedcli.ops.cuda_ops import ACTIVATIONS, CudaOps
 from pagedcli.ops.cuda_sampling_check import sampling_difference
 from pagedcli.ops.protocol import AttentionShape, HeadNorms
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.ops.weights import EmbeddingTable, Vector
 
-SHAPE = AttentionShape(num_heads=8, num_kv_heads=2, head_dim=128, scale=128**-0.5, window=None)
 BOUNDS = {"bfloat16": 2e-2, "float16": 4e-3}
 """Largest difference from torch's op, in parts of the largest value."""
 BLOCK_SIZE = 16
@@ -35,7 +36,36 @@ PRODUCT_ROWS = (5, 40, 80)
 """One for each way in which a product with 4-bit weights is computed."""
 
 
-def open_cuda_ops(device: str, dtype: str, library: Path | None, *, strict: bool) -> TorchOps:
+@dataclass(frozen=True, slots=True)
+class TriedSizes:
+    """Of the model to come, because there are kernels for each.
+
+    Attributes:
+        head_dim: Of its attention.
+        vocab_size: Of its logits.
+    """
+
+    head_dim: int = 128
+    vocab_size: int = 2001
+
+    def known_to(self, ops: CudaOps) -> TriedSizes:
+        """The same, but sizes that there is a kernel for: others go to torch's ops anyway."""
+        usual = TriedSizes()
+        most = ops.sampling.max_vocabulary
+        return TriedSizes(
+            self.head_dim if ops.has_heads(self.head_dim) else usual.head_dim,
+            self.vocab_size if usual.vocab_size <= self.vocab_size <= most else usual.vocab_size,
+        )
+
+    @property
+    def attention(self) -> AttentionShape:
+        """Of a group of four heads."""
+        return AttentionShape(8, 2, self.head_dim, scale=self.head_dim**-0.5, window=None)
+
+
+def open_cuda_ops(
+    device: str, dtype: str, library: Path | None, *, strict: bool, sizes: TriedSizes | None = None
+) -> TorchOps:
     """Our kernels where they are built and right, else torch's ops, with notes that say so.
 
     Args:
@@ -43,27 +73,33 @@ def open_cuda_ops(device: str, dtype: str, library: Path | None, *, strict: bool
         dtype: "bfloat16" or "float16" for our kernels.
         library: As `paged_kernels.cuda_build.library_path` names it; it need not be there.
         strict: Refuse to run torch's op in the place of a kernel.
+        sizes: With which the kernels are tried.
 
     Raises:
-        ConfigError: `strict`, and a kernel is missing or wrong.
+        ConfigError: `strict`, and a kernel is missing or wrong; or one that brought the GPU to a halt.
     """
-    missing = _why_missing(dtype, library)
-    if missing is None and library is not None:
-        ours = CudaOps(device, dtype, cuda_abi.load(library))
-        for name, reason in wrong_kernels(ours, TorchOps(device, dtype)).items():
+    loaded = _load(dtype, library)
+    if not isinstance(loaded, str):
+        # The trial's weights and sizes are no part of what the model is loaded into.
+        tried, ours = CudaOps(device, dtype, loaded), CudaOps(device, dtype, loaded)
+        for name, reason in wrong_kernels(tried, TorchOps(device, dtype), sizes or TriedSizes()).items():
             _refuse(strict, f"the CUDA kernel for {name} is not right on this GPU ({reason})")
             ours.replace(name, reason)
         return ours
-    _refuse(strict, f"our CUDA kernels cannot be used: {missing}")
-    return TorchOps(device, dtype, notes=(f"torch's ops are used instead of our CUDA kernels: {missing}",))
+    _refuse(strict, f"our CUDA kernels cannot be used: {loaded}")
+    return TorchOps(device, dtype, notes=(f"torch's ops are used instead of our CUDA kernels: {loaded}",))
 
 
-def _why_missing(dtype: str, library: Path | None) -> str | None:
+def _load(dtype: str, library: Path | None) -> ctypes.CDLL | str:
+    """The library, or why it cannot be used."""
     if dtype not in cuda_abi.DTYPES:
         return f"they compute in {' or '.join(sorted(cuda_abi.DTYPES))}, not {dtype}"
     if library is None or not library.is_file():
         return "they are not built (run: paged build-cuda)"
-    return None
+    try:
+        return cuda_abi.load(library)
+    except (OSError, AttributeError) as error:
+        return f"{library} cannot be loaded: {error} (run: paged build-cuda --force)"
 
 
 def _refuse(strict: bool, reason: str) -> None:
@@ -127,10 +163,10 @@ class _Cache:
         self._key, self._value = key, value
 
     @classmethod
-    def random(cls, numbers: Callable[..., Tensor]) -> _Cache:
+    def random(cls, shape: AttentionShape, numbers: Callable[..., Tensor]) -> _Cache:
         num_blocks = sum(-(-length // BLOCK_SIZE) for length in LENGTHS)
-        shape = (num_blocks, SHAPE.num_kv_heads, BLOCK_SIZE, SHAPE.head_dim)
-        return cls(numbers(*shape), numbers(*shape))
+        sizes = (num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
+        return cls(numbers(*sizes), numbers(*sizes))
 
     def clone(self) -> _Cache:
         return _Cache(self._key.clone(), self._value.clone())
@@ -166,66 +202,98 @@ def _batch(device: torch.device) -> ForwardBatch:
     )
 
 
-def wrong_kernels(ours: CudaOps, reference: TorchOps) -> dict[str, str]:
-    """Ops whose kernel does not start or is off by more than its rounding, with what was found."""
+def wrong_kernels(ours: CudaOps, reference: TorchOps, sizes: TriedSizes) -> dict[str, str]:
+    """Ops whose kernel does not start or is off by more than its rounding, with what was found.
+
+    Raises:
+        ConfigError: A kernel brought the GPU to a halt: nothing can be computed on it in this process any more.
+    """
+    device, sizes = torch.device(ours.device), sizes.known_to(ours)
+    wrong: dict[str, str] = {}
+    ours.poison = True
+    for name, compute in _cases(ours, reference, sizes.attention).items():
+        reason = _difference(name, compute, ours, reference)
+        if reason is not None:
+            wrong[name] = reason
+    ours.poison = False
+    with _halting("sampling"):
+        reason = sampling_difference(ours.sampling, device, sizes.vocab_size)
+    return wrong if reason is None else wrong | {"sampling": reason}
+
+
+def _cases(
+    ours: CudaOps, reference: TorchOps, shape: AttentionShape
+) -> dict[str, Callable[[TorchOps], Tensor]]:
+    """What each op is tried with."""
     device, kind = torch.device(ours.device), getattr(torch, ours.dtype)
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, kind)
 
-    rows, features = sum(NEW_ROWS), SHAPE.q_size
-    batch, cache = _batch(device), _Cache.random(numbers)
+    rows, features = sum(NEW_ROWS), shape.q_size
+    batch, cache = _batch(device), _Cache.random(shape, numbers)
     x, y, weight = (
         numbers(rows, features),
         numbers(rows, features),
         Vector("norm", features, numbers(features)),
     )
-    table = torch.as_tensor(np.linspace(-1, 1, 512 * SHAPE.head_dim // 2, dtype=np.float32).reshape(512, -1))
+    table = torch.as_tensor(np.linspace(-1, 1, 512 * shape.head_dim // 2, dtype=np.float32).reshape(512, -1))
     rope = {id(ops): ops.load_rope(table.numpy(), table.flip(0).numpy()) for ops in (ours, reference)}
-    head = Vector("head", SHAPE.head_dim, numbers(SHAPE.head_dim))
-    qkv = numbers(rows, SHAPE.q_size + 2 * SHAPE.kv_size)
-    norms = HeadNorms(head, head, 1e-6)
+    head = Vector("head", shape.head_dim, numbers(shape.head_dim))
+    qkv = numbers(rows, shape.q_size + 2 * shape.kv_size)
     stored = [_Codes.random(256, features, act_order=mixed) for mixed in (False, True)]
     codes = {
         id(ops): [ops.load_quantized([part], None, "none") for part in stored] for ops in (ours, reference)
     }
 
-    def rotated(ops: TorchOps) -> Tensor:
+    def rotated(ops: TorchOps, norms: HeadNorms | None) -> Tensor:
         written = cache.clone()
-        q = ops.rope_kv_write(qkv, SHAPE, rope[id(ops)], norms, batch, written, 0)
+        q = ops.rope_kv_write(qkv, shape, rope[id(ops)], norms, batch, written, 0)
         return torch.cat((q.flatten(), written.key(0).flatten(), written.value(0).flatten()))
 
-    cases: dict[str, Callable[[TorchOps], Tensor]] = {
+    def attended(ops: TorchOps) -> Tensor:
+        batch.scratch.clear()
+        return ops.attention(x, shape, batch, cache, 0)
+
+    return {
         "embedding": lambda ops: ops.embedding(EmbeddingTable("table", rows, features, x), batch),
         "rms_norm": lambda ops: ops.rms_norm(x, weight, 1e-5),
         "add_rms_norm": lambda ops: torch.cat(ops.add_rms_norm(x.clone(), y.clone(), weight, 1e-5)),
-        "gated": lambda ops: ops.gated(x, "silu"),
+        "gated": lambda ops: torch.cat([ops.gated(x, activation) for activation in ACTIVATIONS]),
         "add": lambda ops: ops.add(x.clone(), y.clone()),
-        "rope_kv_write": rotated,
-        "attention": lambda ops: ops.attention(x, SHAPE, batch, cache, 0),
+        "rope_kv_write": lambda ops: torch.cat(
+            [rotated(ops, norms) for norms in (HeadNorms(head, head, 1e-6), None)]
+        ),
+        "attention": attended,
         "linear": lambda ops: torch.cat(
             [ops.linear(x[:count], each).flatten() for count in PRODUCT_ROWS for each in codes[id(ops)]]
         ),
     }
-    wrong: dict[str, str] = {}
-    ours.poison = True
-    for name, compute in cases.items():
-        reason = _difference(compute, ours, reference)
-        if reason is not None:
-            wrong[name] = reason
-        batch.scratch.clear()
-    ours.poison = False
-    reason = sampling_difference(ours.sampling, device)
-    return wrong if reason is None else wrong | {"sampling": reason}
 
 
-def _difference(compute: Callable[[TorchOps], Tensor], ours: CudaOps, reference: TorchOps) -> str | None:
+def _difference(
+    name: str, compute: Callable[[TorchOps], Tensor], ours: CudaOps, reference: TorchOps
+) -> str | None:
     expected = compute(reference).double()
-    try:
-        got = compute(ours).double()
-    except cuda_abi.CudaKernelError as error:
-        return str(error)
-    largest = float(expected.abs().max())
-    off = float((got - expected).abs().max()) / largest
+    with _halting(name):
+        try:
+            got = compute(ours).double()
+        except cuda_abi.CudaKernelError as error:
+            return str(error)
+        off = float((got - expected).abs().max()) / float(expected.abs().max())
     return None if off <= BOUNDS[ours.dtype] else f"off by {off:.2%} of the largest value"
+
+
+@contextmanager
+def _halting(name: str) -> Iterator[None]:
+    """What CUDA says of a kernel after it was started comes with whatever waits for it, and with all that follows."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the CUDA kernel for {name} brought the GPU to a halt ({str(error).splitlines()[0]}): build it for "
+            "this GPU with paged build-cuda --force, or remove the library that it built to run torch's ops"
+        ) from error

@@ -26,7 +26,14 @@ _DRIVERS = ("libcuda.so.1", "nvcuda.dll")
 
 
 def make_ops(
-    device: str, dtype: str, backend: str = "torch", *, kernels: Path | None = None, strict: bool = False
+    device: str,
+    dtype: str,
+    backend: str = "torch",
+    *,
+    kernels: Path | None = None,
+    strict: bool = False,
+    head_dim: int = 128,
+    vocab_size: int = 0,
 ) -> Ops:
     """The ops of a device.
 
@@ -36,6 +43,8 @@ def make_ops(
         backend: "torch", the reference, or "native", on a CPU with one thread (`make_native_ops` takes more).
         kernels: Library of our CUDA kernels, where it is or would be; None: torch's ops alone.
         strict: On CUDA: fail rather than take torch's op in the place of a kernel.
+        head_dim: Of the model to come, with which CUDA kernels are tried.
+        vocab_size: As `head_dim`.
 
     Raises:
         ConfigError: There is no such device here, the backend cannot use it, or `strict` finds a kernel missing.
@@ -59,9 +68,9 @@ def make_ops(
         raise ConfigError("device.device is cuda, but torch finds no CUDA device here: use --device cpu")
     if kind == "cpu" or (kernels is None and not strict):
         return torch_ops.TorchOps(device, dtype)
-    from pagedcli.ops.cuda_start import open_cuda_ops
+    from pagedcli.ops.cuda_start import TriedSizes, open_cuda_ops
 
-    return open_cuda_ops(device, dtype, kernels, strict=strict)
+    return open_cuda_ops(device, dtype, kernels, strict=strict, sizes=TriedSizes(head_dim, vocab_size))
 
 
 def make_native_ops(dtype: str, *, threads: int, cpus: Sequence[int] = (), activation: str = "") -> NativeOps:

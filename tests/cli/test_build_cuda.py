@@ -109,7 +109,10 @@ def test_a_cache_that_cannot_be_written_is_one_line(build: Words, cache: Path) -
     cache.write_text("a file")
     code, said = build()
     folder = cuda_build.library_path(cache).parent
-    assert (code, said.partition("paged: ")[2]) == (2, f"{folder} cannot be written: Not a directory")
+    assert (code, said.partition("paged: ")[2]) == (
+        2,
+        f"{folder} cannot be written (Not a directory): set PAGED_CACHE to a folder that can",
+    )
 
 
 def test_without_nvcc_it_says_what_to_install(

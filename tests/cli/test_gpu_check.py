@@ -267,7 +267,9 @@ def test_kernel_benchmark_lists_the_aims(tool: Any) -> None:
     assert {(16, 1024), (64, 1024), (1, 1024)} <= decodes
     products = {case.rows for case in found if case.op == "linear" and case.format.bits == 4}
     assert {1, 2, 4, 8, 16, 32, 64, 256, 1024} <= products
-    assert {case.op for case in found} == {"attention", "linear", "norm", "rope", "gated", "embedding"}
+    assert {case.op for case in found} == {
+        "attention", "linear", "norm", "rope", "gated", "embedding", "sampler",
+    }  # fmt: skip
 
 
 def test_kernel_benchmark_writes_what_it_finds(tool: Any, tmp_path: Path, emulated_path: Path) -> None:
@@ -344,3 +346,23 @@ def test_planting_leaves_what_a_case_uses(tool: Any, tmp_path: Path) -> None:
 
 def test_library_of_the_emulator_is_the_one_that_is_loaded(emulated_path: Path) -> None:
     assert ctypes.CDLL(str(emulated_path)).paged_cuda_w4a16_max_rows() == 64
+
+
+def test_ceilings_of_the_machine_code(tool: Any) -> None:
+    """Registers, spills and shared memory as ptxas tells them; one byte of shared memory too many is a fault."""
+    gate = tool("machine_code")
+    said = "\n".join(
+        f"""ptxas info    : Compiling entry function '{name}' for 'sm_90'
+ptxas info    : Function properties for {name}
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, {smem}480 bytes cmem[0]"""
+        for name, smem in (("few_rows", "4096 bytes smem, "), ("rope", ""))
+    )
+    found = gate.assembler_figures(said)
+    assert found == {
+        "few_rows": {"spill": 0, "registers": 40, "shared": 4096},
+        "rope": {"spill": 0, "registers": 40, "shared": 0},
+    }
+    assert gate.faults("few_rows", found["few_rows"], None) == []
+    assert gate.faults("few_rows", {"shared": 4097}, None) == ["shared 4097, allowed ..4096"]
+    assert gate.faults("rope", {"shared": 18 * 1024 + 1}, None) == ["shared 18433, allowed ..18432"]

@@ -117,7 +117,7 @@ def test_run() -> None:
 def pages(free: int, page_bytes: int = MIB, **settings: Any) -> int:
     made = config(**settings)
     run = choose_run(made, SPEC, has_cuda=False, cores=1)
-    return choose_pages(made, run, page_bytes, free_bytes=free, budget_bytes=lambda: int(free * 0.4))
+    return choose_pages(made, run, page_bytes, room_bytes=lambda: free, budget_bytes=lambda: int(free * 0.4))
 
 
 def test_pages() -> None:
@@ -160,3 +160,16 @@ def test_prompts_conversations_and_parameters_in_any_form() -> None:
     assert as_params([one, other], 2) == [one, other]
     with pytest.raises(RequestError, match="2 sampling parameters for 3 prompts"):
         as_params([one, other], 3)
+
+
+def test_enforce_eager_is_the_opposite_of_graphs() -> None:
+    """A name of vLLM's."""
+    made = config_from_settings(EngineConfig(), {"enforce_eager": True})
+    assert made.device.cuda_graphs is False
+    assert config_from_settings(EngineConfig(), {"enforce_eager": False}).device.cuda_graphs is None
+    with pytest.raises(ConfigError, match="enforce_eager is 'no': give True or False"):
+        config_from_settings(EngineConfig(), {"enforce_eager": "no"})
+    with pytest.raises(ConfigError, match="cuda_graphs is given twice, also as enforce_eager"):
+        config_from_settings(EngineConfig(), {"cuda_graphs": True, "enforce_eager": True})
+    with pytest.raises(ConfigError, match="did you mean enforce_eager"):
+        config_from_settings(EngineConfig(), {"enforce_eagr": True})

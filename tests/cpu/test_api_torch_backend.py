@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pagedcli.api import torch_backend
+from pagedcli.api.build import resolve
 from pagedcli.api.resolve import RunChoice, choose_run
 from pagedcli.api.settings import config_from_settings
 from pagedcli.api.torch_backend import TorchBackend, load_torch
@@ -25,6 +26,7 @@ from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.runtime.gpu_memory import GpuUse
 from pagedcli.runtime.graph_trial import why_not_recorded
 from pagedcli.runtime.graphs import Captures
+from pagedcli.runtime.memory import block_bytes
 from tests.graph_support import DoneAgain
 
 GIB = 2**30
@@ -161,7 +163,7 @@ SIZES = {"num_blocks": 8, "block_size": 16, "max_num_seqs": 3, "max_model_len": 
 def test_what_recording_took_is_said(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = on_cpu(checkpoint, DoneAgain())
     free = iter([5 * GIB, 4 * GIB])
-    monkeypatch.setattr(TorchBackend, "free_bytes", lambda self: next(free))
+    monkeypatch.setattr(TorchBackend, "_free_bytes", lambda self: next(free))
     [note] = backend.worker(**SIZES).info.notes
     assert note.startswith("decode steps of up to 3 sequences are 3 CUDA graphs (0.")
     assert note.endswith(" s, 1 GiB); other steps are issued op by op")
@@ -174,6 +176,20 @@ def test_memory_that_ends_while_steps_are_recorded_is_told_with_the_flags(checkp
         on_cpu(checkpoint, Full()).worker(**SIZES)
 
 
+def test_memory_that_ends_beside_the_pool_is_told_with_the_flags(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*sizes: Any, **settings: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 262.00 MiB. GPU 0 has ...")
+
+    backend = on_cpu(checkpoint, DoneAgain())
+    monkeypatch.setattr("pagedcli.runtime.batch_state._store", no_room)
+    with pytest.raises(
+        ConfigError, match=r"beside the KV pool \(asking for 262.00 MiB\): lower --gpu-mem.*-seqs$"
+    ):
+        backend.worker(**SIZES)
+
+
 def test_the_pool_gets_what_the_measured_parts_leave(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,7 +197,24 @@ def test_the_pool_gets_what_the_measured_parts_leave(
     monkeypatch.setattr(torch_backend, "measure", lambda *args, **kwargs: use)
     backend = on_cpu(checkpoint, DoneAgain())
     backend = dataclasses.replace(backend, run=dataclasses.replace(backend.run, device="cuda"))
+    page = block_bytes(backend.spec, 16, backend.run.dtype)  # of rows that only fill up a graph
     with caplog.at_level(logging.INFO, "pagedcli"):
-        assert backend.kv_budget(config(gpu_memory_utilization=0.5)) == 8 * GIB - use.fixed
+        assert backend.kv_budget(config(gpu_memory_utilization=0.5)) == 8 * GIB - use.fixed - page
     assert "0.5 of 16 GiB less weights 4 GiB" in caplog.text
     assert "leave 1.5 GiB for KV" in caplog.text
+
+
+def test_a_pool_of_a_given_size_is_held_against_the_measured_parts_too(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is made: what is free once the weights are loaded is not free for the pool alone."""
+    use = GpuUse("cuda", 16 * GIB, GIB, 4 * GIB, 0, GIB, GIB // 2)
+    monkeypatch.setattr(torch_backend, "measure", lambda *args, **kwargs: use)
+    backend = on_cpu(checkpoint, DoneAgain())
+    backend = dataclasses.replace(backend, captures=None, run=dataclasses.replace(backend.run, device="cuda"))
+    wanted = config(num_pages=100)
+    assert backend.room_for_kv(wanted) == 16 * GIB - use.fixed
+    opened = open_checkpoint(checkpoint)
+    assert resolve(wanted, opened, backend.run, backend).num_pages == 100
+    with pytest.raises(ConfigError, match=r"9.5 GiB is free: use --num-pages \d+$"):
+        resolve(config(num_pages=10**7), opened, backend.run, backend)

@@ -1,7 +1,9 @@
-"""Where the library of CUDA kernels is looked for."""
+"""Where the library of CUDA kernels is looked for, and how its build fails. `nvcc` is a script that stands in."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ from paged_kernels import cuda_build
 
 from pagedcli.errors import MissingDependencyError, how_to_install
 from pagedcli.ops import select
-from pagedcli.ops.cuda_library import library_in
+from pagedcli.ops.cuda_library import build_library, library_in
 
 
 def test_the_library_built_with_the_package_comes_first(
@@ -61,3 +63,99 @@ def test_what_is_missing_first_for_a_cuda_device(
     ) as caught:
         select.require_cuda("--device cuda")
     assert says in str(caught.value)
+
+
+Script = Callable[[str], Path]
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path) -> Script:
+    """A program of these lines of sh; `$out` is the file that it is asked for."""
+
+    def write(lines: str) -> Path:
+        program = tmp_path / "nvcc"
+        program.write_text(f"#!/bin/sh\nfor out; do :; done\n{lines}\n")
+        program.chmod(0o755)
+        return program
+
+    return write
+
+
+def test_a_build_leaves_the_library_alone(tmp_path: Path, nvcc: Script) -> None:
+    library = tmp_path / "cache/cuda/digest/lib.so"
+    build_library(library, [90], nvcc('echo built > "$out"'))
+    assert library.read_text() == "built\n"
+    assert {path.name for path in library.parent.iterdir()} == {library.name, cuda_build.NOTE}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("echo one >&2; echo two >&2; exit 2", "nvcc failed: one | two"),
+        ("kill -9 $$", "nvcc failed: exit code -9"),
+        (
+            "echo \"Value 'c++20' is not defined for option 'std'\" >&2; exit 1",
+            "install the CUDA toolkit 12 or newer",
+        ),
+        (
+            'case "$*" in *-shared*) echo no room >&2; exit 1;; esac; echo built > "$out"',
+            "nvcc failed: no room",
+        ),
+    ],
+)
+def test_a_failing_compiler_is_told_and_leaves_nothing(
+    tmp_path: Path, nvcc: Script, lines: str, said: str
+) -> None:
+    library = tmp_path / "cache/lib.so"
+    library.parent.mkdir()
+    library.write_text("of before")
+    with pytest.raises(MissingDependencyError) as caught:
+        build_library(library, [90], nvcc(lines))
+    assert said in str(caught.value)
+    assert library.read_text() == "of before"
+    assert list(library.parent.iterdir()) == [library]
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "not a program"])
+def test_a_compiler_that_cannot_be_run_is_named(tmp_path: Path, kind: str) -> None:
+    program = tmp_path / "nvcc"
+    if kind == "folder":
+        program.mkdir()
+    elif kind == "not a program":
+        program.write_text("text")
+    with pytest.raises(MissingDependencyError, match=rf"{program} cannot be run: "):
+        build_library(tmp_path / "cache/lib.so", [90], program)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, nvcc: Script) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(MissingDependencyError, match=r"cache cannot be written \(.*\): set PAGED_CACHE"):
+        build_library(tmp_path / "cache/lib.so", [90], nvcc("exit 1"))
+
+
+def test_an_interrupted_build_leaves_nothing(
+    tmp_path: Path, nvcc: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(commands: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cuda_build, "_run", interrupt)
+    library = tmp_path / "cache/lib.so"
+    with pytest.raises(KeyboardInterrupt):
+        build_library(library, [90], nvcc("exit 1"))
+    assert list(library.parent.iterdir()) == []
+
+
+def test_two_builds_at_once_do_not_meet(tmp_path: Path, nvcc: Script) -> None:
+    """Each waits for the other's folder to be there."""
+    library = tmp_path / "cache/lib.so"
+    program = nvcc(
+        f'until [ $(ls {library.parent} | grep -c unfinished) = 2 ]; do :; done; echo built > "$out"\n'
+        f'touch "{tmp_path}/seen"\n'
+    )
+    program.write_text(program.read_text().replace("until [", f'[ -f "{tmp_path}/seen" ] || until ['))
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(build_library, library, [90], program) for _ in range(2)]:
+            done.result()
+    assert library.read_text() == "built\n"
+    assert {path.name for path in library.parent.iterdir()} == {library.name, cuda_build.NOTE}

@@ -15,7 +15,7 @@ from pagedcli.errors import ConfigError
 from pagedcli.models.load import Model, load_model
 from pagedcli.ops.cuda_codes import is_codes
 from pagedcli.ops.cuda_ops import CudaOps, split_size
-from pagedcli.ops.cuda_start import open_cuda_ops, wrong_kernels
+from pagedcli.ops.cuda_start import TriedSizes, open_cuda_ops, wrong_kernels
 from pagedcli.ops.torch_ops import TorchOps
 from tests import op_grid
 from tests.forward_support import chunked, run_steps
@@ -148,7 +148,7 @@ class WithoutKernel:
 
 def start_check(kernel: str) -> tuple[CudaOps, dict[str, str]]:
     broken = CudaOps("cpu", "bfloat16", WithoutKernel(kernel))  # type: ignore[arg-type]
-    return broken, wrong_kernels(broken, TorchOps("cpu", "bfloat16"))
+    return broken, wrong_kernels(broken, TorchOps("cpu", "bfloat16"), TriedSizes(64))
 
 
 OP_OF_KERNEL = {
@@ -179,6 +179,62 @@ def test_every_kernel_is_tried_at_the_start(kernel: str, right_run: dict[str, st
     """One that does nothing is found, though memory freed by a run that was right may hold what it should write."""
     assert right_run == {}
     assert list(start_check(f"paged_cuda_{kernel}")[1]) == OP_OF_KERNEL[kernel]
+
+
+class Without:
+    """The library without kernels for some sizes of a model, or with one that brings the GPU to a halt."""
+
+    def __init__(self, head_dim: int = 0, vocab_size: int = 0, halts: str = "") -> None:
+        self.head_dim, self.vocab_size, self.halts = head_dim, vocab_size, halts
+
+    def __getattr__(self, name: str) -> object:
+        function = getattr(emulated_library(), name)
+
+        def call(*arguments: object) -> object:
+            if name == self.halts:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+            told = {getattr(arguments[0], key, -1) for key in ("head_dim", "vocab_size")} if arguments else ()
+            return -1 if {self.head_dim, self.vocab_size} & set(told) else function(*arguments)
+
+        return call
+
+
+def tried(library: Without, sizes: TriedSizes) -> set[str]:
+    ours = CudaOps("cpu", "float16", library)  # type: ignore[arg-type]
+    return set(wrong_kernels(ours, TorchOps("cpu", "float16"), sizes))
+
+
+def test_kernels_are_tried_with_the_sizes_of_the_model() -> None:
+    """There is one for each head size, and the sampler's shared memory grows with the vocabulary."""
+    broken = Without(head_dim=80, vocab_size=4001)
+    assert tried(broken, TriedSizes(80, 4001)) == {"rope_kv_write", "attention", "sampling"}
+    assert tried(broken, TriedSizes(64, 300)) == set()
+    assert tried(broken, TriedSizes(72, 300_001)) == set()  # torch's anyway
+
+
+@pytest.mark.parametrize("kernel", ["rms_norm", "sample"])
+def test_a_kernel_that_halts_the_gpu_ends_the_start_in_one_line(kernel: str) -> None:
+    """Nothing can be computed after that, so torch's op cannot stand in."""
+    with pytest.raises(ConfigError) as caught:
+        tried(Without(halts=f"paged_cuda_{kernel}"), TriedSizes(64))
+    assert "an illegal memory access was encountered): build it" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_trial_leaves_nothing_in_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_abi, "load", lambda path: emulated_library())
+    ours = open_cuda_ops("cpu", "bfloat16", Path(__file__), strict=True, sizes=TriedSizes(64))
+    assert (ours.weight_bytes, ours.notes, ours.load_notes()) == (0, (), ())
+    assert ours.report()["linear"].implementation == "torch"  # no weights are codes yet
+
+
+def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "libpaged_cuda.so"
+    broken.write_bytes(b"cut off")
+    taken = open_cuda_ops("cpu", "bfloat16", broken, strict=False)
+    assert type(taken) is TorchOps
+    assert "cannot be loaded" in taken.notes[0]
+    assert taken.notes[0].endswith("(run: paged build-cuda --force)")
 
 
 def test_every_kernel_of_the_library_is_among_those_tried() -> None:

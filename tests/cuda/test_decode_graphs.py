@@ -19,9 +19,11 @@ from pagedcli.core.sampling import SamplingParams
 from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.core import EngineCore
 from pagedcli.models.load import Model, load_model
-from pagedcli.ops.cuda_ops import CudaOps
+from pagedcli.ops.cuda_ops import KERNELS, CudaOps
 from pagedcli.ops.torch_ops import TorchOps
+from pagedcli.runtime.cuda_sampler import CudaSampler
 from pagedcli.runtime.executors import InlineExecutor, ThreadExecutor
+from pagedcli.runtime.samplers import Sampler, sampler_for
 from pagedcli.runtime.worker import Worker
 from tests.graph_support import LateCopies, TapedLibrary, Tapes
 from tests.quant_support import write_quantized_model
@@ -58,22 +60,26 @@ def requests() -> list[Request]:
     ]
 
 
-def make_worker(model: Model, sizes: tuple[int, ...] = ()) -> Worker:
+def make_worker(
+    model: Model, sizes: tuple[int, ...] = (), num_blocks: int = 40, sampler: Sampler | None = None
+) -> Worker:
     return Worker(
-        model, model.spec, dtype=model.ops.dtype, num_blocks=40, block_size=BLOCK_SIZE, max_num_seqs=SEQS,
-        max_model_len=MAX_LEN, threads=1, graph_sizes=sizes, copies=LateCopies(),
+        model, model.spec, dtype=model.ops.dtype, num_blocks=num_blocks, block_size=BLOCK_SIZE,
+        max_num_seqs=SEQS, max_model_len=MAX_LEN, threads=1, graph_sizes=sizes, copies=LateCopies(),
+        sampler=sampler,
     )  # fmt: skip
 
 
-def answers(worker: Worker, depth: int = 1) -> dict[int, list[object]]:
+def answers(worker: Worker, depth: int = 1, everyone: list[Request] | None = None) -> dict[int, list[object]]:
     """(token, logprob) of every request, from the real scheduler."""
+    everyone = everyone or requests()
     config = SchedulerConfig(max_num_seqs=SEQS, max_num_batched_tokens=40, depth=depth)
-    scheduler = Scheduler(config, PagedKV(40, BLOCK_SIZE), max_model_len=MAX_LEN)
+    scheduler = Scheduler(config, PagedKV(worker.info.num_blocks, BLOCK_SIZE), max_model_len=MAX_LEN)
     executor = InlineExecutor(worker) if depth == 1 else ThreadExecutor(worker)
     core = EngineCore(scheduler, executor, depth, clock=lambda: 0.0)
-    for request in requests():
+    for request in everyone:
         scheduler.add(request, 0.0)
-    found: dict[int, list[object]] = {request.id: [] for request in requests()}
+    found: dict[int, list[object]] = {request.id: [] for request in everyone}
     while core.has_work:
         for event in core.step():
             assert event.error is None, event.error
@@ -123,6 +129,59 @@ def test_quantized_models_have_the_same_bits(tmp_path: Path, kind: str) -> None:
     folder = write_quantized_model(tmp_path, kind, group=64, act_order=kind == "gptq", **SHAPE).folder
     model, library = load(folder, "float16")
     recorded = make_worker(model, (2, 6))
+    recorded.capture(Tapes(library))
+    assert answers(recorded) == answers(make_worker(model))
+
+
+MIXED: tuple[dict[str, object], ...] = (
+    {},
+    {"temperature": 1.0, "logprobs": 1},
+    {"temperature": 2.0, "top_k": 20, "top_p": 0.9},
+    {"temperature": 1.5, "min_p": 0.01, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    {"logprobs": 3, "presence_penalty": 0.5},
+    {"temperature": 1.0, "top_p": 0.8, "logit_bias": {5: 2.0}, "bad_token_ids": [9]},
+    {"logprobs": 0},
+)
+
+
+def mixed_requests() -> list[Request]:
+    """Longer than a small pool holds at once."""
+    return [
+        Request(i, [(5 * i + at * at) % 250 for at in range(2 + i)], 2 + i,
+                SamplingParams(max_tokens=12).replace(**kind), seed=2**63 + i)
+        for i, kind in enumerate(MIXED)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_graphs_and_the_sampling_kernels_together(llama: Path, depth: int) -> None:
+    """Every kind of request side by side, preempted and taken up again: as op by op, and torch's tokens."""
+    model, library = load(llama)
+    sampler = sampler_for(model.ops, model.spec.vocab_size)
+    assert isinstance(sampler, CudaSampler)
+    everyone = mixed_requests()
+    wanted = answers(make_worker(model, sampler=sampler), 1, mixed_requests())
+    torchs = answers(make_worker(model), 1, mixed_requests())
+    worker = make_worker(model, (1, 2, 5), 14, sampler_for(model.ops, model.spec.vocab_size))
+    worker.capture(Tapes(library))
+    assert answers(worker, depth, everyone) == wanted
+    assert sum(request.num_preemptions for request in everyone) > 0
+    assert worker.num_replays > 10
+    for request in everyone:
+        tokens = [[token for token, _ in found[request.id]] for found in (wanted, torchs)]  # type: ignore[misc, attr-defined]
+        assert tokens[0] == tokens[1]
+
+
+def test_torchs_ops_can_be_recorded_in_the_place_of_any_kernel_but_attention(llama: Path) -> None:
+    """A kernel that is not right on a GPU does not take the graphs with it."""
+    library = TapedLibrary(emulated_library())
+    ops = CudaOps("cpu", "bfloat16", library)  # type: ignore[arg-type]
+    for name in KERNELS:
+        if name != "attention":
+            ops.replace(name, "a test")
+    assert ops.why_eager() is None
+    model = load_model(open_checkpoint(llama), ops, MAX_LEN)
+    recorded = make_worker(model, (6,))
     recorded.capture(Tapes(library))
     assert answers(recorded) == answers(make_worker(model))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagedcli.ops.cuda_ops import CudaOps
-from pagedcli.ops.cuda_start import wrong_kernels
+from pagedcli.ops.cuda_start import TriedSizes, wrong_kernels
 from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.runtime.cuda_sampler import CudaSampler
 from pagedcli.runtime.samplers import sampler_for
@@ -23,8 +23,16 @@ DTYPES = ("bfloat16", "float16")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_kernel_agrees_with_torch(library: ctypes.CDLL, dtype: str) -> None:
-    assert wrong_kernels(CudaOps("cuda", dtype, library), TorchOps("cuda", dtype)) == {}
+@pytest.mark.parametrize(
+    ("head_dim", "vocab_size"),
+    [(64, 49_152), (80, 120_000), (96, 128_256), (128, 151_936), (256, 300_000)],
+)
+def test_every_kernel_agrees_with_torch(
+    library: ctypes.CDLL, dtype: str, head_dim: int, vocab_size: int
+) -> None:
+    """With every head size, and with vocabularies below and above what takes more shared memory than a block has."""
+    ours, sizes = CudaOps("cuda", dtype, library), TriedSizes(head_dim, vocab_size)
+    assert wrong_kernels(ours, TorchOps("cuda", dtype), sizes) == {}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from paged_kernels import cuda_abi, cuda_pack
 from paged_kernels.bench.cases import Case, Opened, UnavailableError
-from paged_kernels.bench.data import NORM_EPS, Data
+from paged_kernels.bench.data import NORM_EPS, TOP_P, Array, Data, in_top_p
 from paged_kernels.bench.torch_runner import VARIANTS, Made, TorchRunner, made, opened
 
 VARIANT = "cuda"
@@ -53,7 +54,7 @@ class CudaRunner(TorchRunner):
         """
         if variant != VARIANT:
             return super().open(case, variant)
-        if case.format.dtype not in cuda_abi.DTYPES:
+        if case.op != "sampler" and case.format.dtype not in cuda_abi.DTYPES:
             raise UnavailableError(f"the CUDA kernels do not compute in {case.format.dtype}")
         make = _MAKE.get(case.op)
         if make is None:
@@ -241,6 +242,36 @@ def _attention(runner: CudaRunner, data: Data) -> Made:
     return made(runner, name, [partial(call, keys, values) for keys, values in layers])
 
 
+# ---- sampling
+
+
+def _sampler(runner: CudaRunner, data: Data) -> Made:
+    """Rows that all want the same, each with random numbers of its own."""
+    case, most = data.case, runner.library.paged_cuda_sample_max_vocabulary()
+    if case.inputs > most:
+        raise UnavailableError(f"the CUDA kernel takes vocabularies of up to {most:,} tokens")
+    rows = np.zeros(case.rows, cuda_abi.PagedSampleRow)
+    rows["logit_row"] = rows["seed"] = np.arange(case.rows)
+    rows["top_p"] = rows["repetition_penalty"] = 1.0
+    if case.name == "top-p":
+        rows["temperature"], rows["top_p"] = 1.0, TOP_P
+    logits = runner.tensor(data.logits, torch.float32)
+    on_device = runner.tensor(rows.view(np.uint8), torch.uint8)
+
+    def call() -> Tensor:
+        chosen = torch.empty((2, case.rows), dtype=torch.int64, device=runner.device)
+        tensors = (logits, on_device, chosen[0], chosen[1])
+        addresses = (tensor.data_ptr() for tensor in tensors)
+        runner.call("sample", cuda_abi.PagedSample(*addresses, case.inputs, case.rows, case.inputs))
+        return chosen[0]
+
+    def result() -> Array:
+        tokens = call().cpu().numpy()[data.sample.rows]
+        return tokens if case.name == "greedy" else in_top_p(data.logits[data.sample.rows], tokens)
+
+    return Made([call], result, "sample")
+
+
 _MAKE: dict[str, Callable[[CudaRunner, Data], Made]] = {
     "linear": _linear,
     "norm": _norm,
@@ -248,4 +279,5 @@ _MAKE: dict[str, Callable[[CudaRunner, Data], Made]] = {
     "embedding": _embedding,
     "rope": _rope,
     "attention": _attention,
+    "sampler": _sampler,
 }

@@ -297,7 +297,8 @@ int decode(const PagedAttention& a, const int32_t* items, int num_items, int par
     using Shape = HeadShape<D>;
     const Arguments<T> arguments(a);
     const int head_tiles = (a.num_heads / a.num_kv_heads + kRows - 1) / kRows;
-    const size_t bytes = sizeof(T) * kDecodeWarps * (kRows * Shape::kStride + kStages * 2 * Shape::kTile);
+    constexpr size_t bytes = sizeof(T) * kDecodeWarps * (kRows * Shape::kStride + kStages * 2 * Shape::kTile);
+    static_assert(bytes <= kMostShared);
     const int error = launch(
         attention_decode_kernel<T, D>, dim3(parallel, a.num_kv_heads * head_tiles, num_items), dim3(32 * kDecodeWarps),
         bytes, stream, arguments, items, head_tiles
@@ -313,8 +314,9 @@ template <class T, int D>
 int prefill(const PagedAttention& a, const int32_t* tiles, int num_tiles, void* stream) {
     using Shape = HeadShape<D>;
     constexpr int kWarps = kPrefillWarps<D>;
-    const size_t bytes = sizeof(T) * (kWarps * kRows * Shape::kStride + kStages * 2 * Shape::kTile) +
-                         sizeof(float) * kWarps * kRows * D;
+    constexpr size_t bytes = sizeof(T) * (kWarps * kRows * Shape::kStride + kStages * 2 * Shape::kTile) +
+                             sizeof(float) * kWarps * kRows * D;
+    static_assert(bytes <= kMostShared);
     return launch(
         attention_prefill_kernel<T, D>, dim3(num_tiles, a.num_kv_heads), dim3(32 * kWarps), bytes, stream,
         Arguments<T>(a), tiles

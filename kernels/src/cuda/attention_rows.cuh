@@ -72,7 +72,8 @@ struct Merge {
     }
 };
 
-PAGED_DEVICE float normalize(float value, float weight) { return weight > 0.0f ? value / weight : 0.0f; }
+// Zero for rows that see nothing; a sum that is NaN stays it, so that the sampler finds out.
+PAGED_DEVICE float normalize(float value, float weight) { return weight == 0.0f ? 0.0f : value / weight; }
 
 // Which keys the two rows of a lane see: first[r] to last[r].
 struct Visible {

@@ -32,9 +32,9 @@ struct Penalties {
     int* before;          // [groups + 1]
     Changed* room;
 
-    static PAGED_ANYWHERE int words(int size) { return (size + 31) / 32; }
-    static PAGED_ANYWHERE int groups(int size) { return (words(size) + kGroupWords - 1) / kGroupWords; }
-    static PAGED_ANYWHERE size_t shared_bytes(int size) {
+    static constexpr PAGED_ANYWHERE int words(int size) { return (size + 31) / 32; }
+    static constexpr PAGED_ANYWHERE int groups(int size) { return (words(size) + kGroupWords - 1) / kGroupWords; }
+    static constexpr PAGED_ANYWHERE size_t shared_bytes(int size) {
         return (2 * static_cast<size_t>(words(size)) + static_cast<size_t>(groups(size)) + 1) * 4;
     }
 

@@ -15,6 +15,7 @@
 namespace paged {
 
 constexpr int kMaxVocabulary = 300'000;
+static_assert(Penalties::shared_bytes(kMaxVocabulary) + kMostStaticShared <= kMostShared);
 constexpr int64_t kNotFinite = 1, kNothingLeft = 2;
 
 // Times within this factor of the first are compared in double.

@@ -314,6 +314,7 @@ struct Scratch {
 
 template <class T, int kRowTiles>
 int ring(const PagedCodes& w, T* y, const T* x, int m, const Scratch& scratch, void* stream) {
+    static_assert(ring_bytes<kRowTiles>() + kMostStaticShared <= kMostShared);
     const int split_bits = ring_split_bits(w.n, w.k);
     const dim3 grid((w.n + kRingOutputs - 1) / kRingOutputs, 1 << split_bits);
     return launch(

@@ -52,6 +52,18 @@ def test_same_bits_by_every_way(emulated: ctypes.CDLL) -> None:
         assert torch.equal(run(emulated, Memory(replace(alone, block_size=block_size)), decode=(0,)), want)
 
 
+@pytest.mark.parametrize("decode", [(0, 1, 2), ()])
+def test_nan_stays_nan_and_in_its_own_sequence(emulated: ctypes.CDLL, decode: tuple[int, ...]) -> None:
+    """Zeros in its place would be taken for a result: a request whose numbers are none must fail."""
+    case = Case(((1, 50), (1, 33), (1, 64)), head_dim=80, num_heads=7, num_kv_heads=1, block_size=3)
+    memory = Memory(case)
+    sound = run(emulated, memory, decode=decode)
+    memory.keys[memory.table[1, 5]] = torch.nan
+    got = run(emulated, memory, decode=decode)
+    assert got[1].isnan().all()
+    assert torch.equal(got[[0, 2]], sound[[0, 2]])
+
+
 def test_unknown_shapes_are_refused(emulated: ctypes.CDLL) -> None:
     from paged_kernels.cuda_abi import CudaKernelError
 

@@ -26,6 +26,8 @@ CASES = (
     Case("gated", "gated", (), DENSE, 3, 256, 128),
     Case("embedding", "embedding", (), DENSE, 3, 100, 64),
     Case("rope", "rope", (), DENSE, 3, 8 * 64, 256, HEADS),
+    Case("sampler", "greedy", (), FORMATS["float32"], 3, 3001, 1),
+    Case("sampler", "top-p", (), FORMATS["float32"], 3, 3001, 1),
 )
 
 
@@ -48,14 +50,20 @@ def test_what_has_no_kernel_is_said(runner: CudaRunner) -> None:
     with pytest.raises(UnavailableError, match="cuBLAS"):
         runner.open(Case("linear", "dense", (), DENSE, 3, 256, 48), VARIANT)
     with pytest.raises(UnavailableError, match="float32"):
-        runner.open(Case("sampler", "greedy", (), FORMATS["float32"], 1, 512, 1), VARIANT)
+        runner.open(Case("norm", "norm", (), FORMATS["float32"], 1, 512, 512), VARIANT)
+    with pytest.raises(UnavailableError, match="300,000"):
+        runner.open(Case("sampler", "greedy", (), FORMATS["float32"], 1, 300_001, 1), VARIANT)
     with pytest.raises(UnavailableError, match="heads of 72"):
         runner.open(Case("attention", "decode", (), DENSE, 1, 144, 144, (2, 1, 72), 1, 9, 16), VARIANT)
 
 
-def test_a_wrong_kernel_is_noticed(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", [CASES[5], CASES[-2]], ids=lambda case: case.op)
+def test_a_wrong_kernel_is_noticed(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    """One that does nothing; the memory that it should have written is known."""
     monkeypatch.setattr(runner, "call", lambda name, *arguments: None)
-    assert not runner.open(CASES[5], VARIANT).error <= 1.0
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    assert not runner.open(case, VARIANT).error <= 1.0
 
 
 class Recording:

@@ -84,6 +84,14 @@ def test_greedy_takes_the_first_of_the_greatest(emulated: ctypes.CDLL) -> None:
         assert sampled(emulated, logits, make_rows(20))[0] == logits.argmax(1).tolist()
 
 
+@pytest.mark.parametrize("size", [49_152, 120_000, 128_256, 151_936, 200_000])
+def test_vocabularies_of_models(emulated: ctypes.CDLL, size: int) -> None:
+    """The larger, the more shared memory: from some size on it has to be asked for."""
+    logits = (np.random.default_rng(size).standard_normal((1, size)) * 3).astype(np.float32)
+    rows = make_rows(1, temperature=1.0, seed=5)
+    assert sampled(emulated, logits, rows) == (chosen(logits, rows), [0])
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, "all -inf"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_no_numbers_are_told(emulated: ctypes.CDLL, bad: Any, temperature: float) -> None:
