@@ -79,7 +79,7 @@ COMPRESSED = (
     Variant("compressed-tensors", 8, -1, True),
     Variant("compressed-tensors", 8, 64, True),
     Variant("compressed-tensors", 4, 64, False),
-    Variant("compressed-tensors", 4, 64, True, act_order=True),
+    Variant("compressed-tensors", 4, 64, True),
     Variant("compressed-tensors", 8, 64, True, kept=KEPT),
 )
 READS = {

@@ -5,7 +5,7 @@
 
 MODEL is rounded to nearest into every format, a folder each in WORK; paged and every package that knows the format
 read it, and are compared with the weights that the codes mean, by an unpacker that shares no code with paged
-(tests/quant_support.py). --theirs is the folder of `make quality`: what other packages' quantizers made there is read
+(tests/quant_support.py). Packages that run the model read a text, and may be off by what bfloat16 does to this model. --theirs is the folder of `make quality`: what other packages' quantizers made there is read
 by paged, and compared with the same unpacker's reading.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "kernels")]
 
-from judging import Cells, try_package  # noqa: E402
+from judging import Cells, Reading, try_package  # noqa: E402
 from their_quantizers import RUNS  # noqa: E402
 
 from pagedcli import __version__  # noqa: E402
@@ -50,6 +50,10 @@ READERS: dict[Target, tuple[str, ...]] = {
     "gptq_v2": ("gptqmodel", "transformers", "vllm"),
     "compressed-tensors": ("compressed-tensors", "transformers", "vllm"),
 }
+TEXT = (
+    "The capital of France is Paris. Water boils at 100 degrees Celsius at sea level, and freezes at 0 degrees. "
+    "The largest planet of the solar system is Jupiter, which has many moons."
+)
 _EPSILON = 1e-6
 
 
@@ -117,7 +121,8 @@ def try_reader(package: str, folder: Path, work: Path) -> tuple[str, str]:
     """(version, outcome) of a package on a folder."""
     found = work / f"{package}-{folder.name}.npz"
     found.unlink(missing_ok=True)
-    return try_package(package, folder, found, meant(folder))
+    ids = open_checkpoint(folder).load_tokenizer().encode(TEXT)
+    return try_package(package, folder, found, meant(folder), Reading(tuple(ids), None))
 
 
 def main() -> int:
