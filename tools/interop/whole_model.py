@@ -22,7 +22,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "kernels")]
 
-from judging import Cells, Reading, try_package  # noqa: E402
+from judging import EPSILON, Cells, Reading, try_package  # noqa: E402
 from their_quantizers import RUNS  # noqa: E402
 
 from pagedcli import __version__  # noqa: E402
@@ -32,7 +32,7 @@ from pagedcli.quant.options import QuantizeOptions  # noqa: E402
 from pagedcli.quant.pipeline import quantize_layers  # noqa: E402
 from pagedcli.quant.plan import plan_quantization  # noqa: E402
 from pagedcli.quant.writing import write_checkpoint  # noqa: E402
-from tests.quant_support import unpack_independently  # noqa: E402
+from tests.quant_support import dense_weights, unpack_independently  # noqa: E402
 
 OURS: dict[str, tuple[Target, int, bool]] = {
     "autoawq-4bit-asym": ("autoawq", 4, False),
@@ -54,7 +54,6 @@ TEXT = (
     "The capital of France is Paris. Water boils at 100 degrees Celsius at sea level, and freezes at 0 degrees. "
     "The largest planet of the solar system is Jupiter, which has many moons."
 )
-_EPSILON = 1e-6
 
 
 def write(model: Path, name: str, work: Path) -> Path:
@@ -73,14 +72,7 @@ def write(model: Path, name: str, work: Path) -> Path:
 
 def meant(folder: Path) -> dict[str, np.ndarray]:
     """All weights, by the independent unpacker; the dense ones as they are stored."""
-    from safetensors.torch import load_file
-
-    found = unpack_independently(folder)
-    for file in sorted(folder.glob("*.safetensors")):
-        for name, tensor in load_file(file).items():
-            if name.endswith(".weight") and name != "lm_head.weight":
-                found[name] = tensor.float().numpy()
-    return found
+    return unpack_independently(folder) | dense_weights(folder)
 
 
 def read_by_paged(folder: Path) -> tuple[str, str]:
@@ -93,7 +85,7 @@ def read_by_paged(folder: Path) -> tuple[str, str]:
             return version, f"WRONG: {name} is not read as quantized"
         worst = max(worst, float(np.abs(quantized.dequantize() - values).max() / np.abs(values).max()))
         linears += 1
-    return version, f"equal, {linears} linears" if worst < _EPSILON else f"WRONG ({worst:.1e})"
+    return version, f"equal, {linears} linears" if worst < EPSILON else f"WRONG ({worst:.1e})"
 
 
 def theirs(work: Path | None) -> list[Path]:
