@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -85,7 +86,10 @@ def refusal(said: str, code: int) -> str:
     lines = [_LOGGED.sub("", line) for line in (rest if found else said).splitlines()]
     raised = [match[1].strip() for match in map(_RAISED.match, lines) if match]
     told = [text for text in raised if not any(words in text for words in _POINTS_ELSEWHERE)]
-    return (told or [f"exit code {code}"])[0][:_LONGEST]
+    if not told:
+        return f"exit code {code}"
+    reasons = [after for line, after in itertools.pairwise(lines) if line.endswith(told[0])]
+    return (f"{told[0]} {reasons[0].strip()}" if told[0].endswith(":") and reasons else told[0])[:_LONGEST]
 
 
 @dataclass(frozen=True)
