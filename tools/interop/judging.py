@@ -129,7 +129,9 @@ def judge(
         worst = max(
             float(np.abs(found[name] - meant[name]).max() / np.abs(meant[name]).max()) for name in wanted
         )
-        return "equal" if worst < EPSILON else f"close ({worst:.1e})" if worst < 2e-3 else f"WRONG ({worst:.1e})"
+        return (
+            "equal" if worst < EPSILON else f"close ({worst:.1e})" if worst < 2e-3 else f"WRONG ({worst:.1e})"
+        )
     ids = list(reading.ids)
     logits = reference_logits(config, meant, ids)
     limits = reading.limits or rounding_limits(logits, reference_logits(config, meant, ids, "bfloat16"), ids)

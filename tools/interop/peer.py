@@ -10,7 +10,8 @@ HOW is one of
     transformers         the model run by transformers, by what it has for the format
     vllm                 log-probabilities of a prompt by vLLM
 
-IDS is a JSON list of token ids. OUT gets the weights, float32 [out, in] by name, or "logits" [tokens, vocab], or "logprobs" [tokens - 1].
+IDS is a JSON list of token ids. OUT gets the weights, float32 [out, in] by name, or "logits" [tokens, vocab], or
+"logprobs" [tokens - 1].
 """
 
 from __future__ import annotations

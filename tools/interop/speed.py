@@ -35,7 +35,6 @@ from pagedcli.quant.pipeline import quantize_layers  # noqa: E402
 from pagedcli.quant.plan import plan_quantization  # noqa: E402
 from pagedcli.quant.writing import write_checkpoint  # noqa: E402
 
-
 Turn = tuple[str, float, float]
 """Version, wall and CPU seconds."""
 

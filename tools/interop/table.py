@@ -32,7 +32,9 @@ _NAME = re.compile(
     r"(?P<target>autoawq|gptq_v2|gptq|compressed-tensors)-(?P<bits>\d)bit(?:-g(?P<group>-?\d+))?-(?P<zeros>a?sym)"
     r"(?P<order>-act-order)?(?P<untied>-untied)?(?P<kept>-kept)?"
 )
-_OUTCOME = re.compile(r"(?P<verdict>close|WRONG) \((?P<worst>[\d.e+-]+)(?P<nats> nats)?(?:; plain bfloat16 (?P<own>.*))?\)")
+_OUTCOME = re.compile(
+    r"(?P<verdict>close|WRONG) \((?P<worst>[\d.e+-]+)(?P<nats> nats)?(?:; plain bfloat16 (?P<own>.*))?\)"
+)
 Cell = dict[str, str]
 
 
@@ -73,7 +75,10 @@ def table(cells: list[Cell]) -> str:
     known = {(cell["reader"], cell["read"]): cell for cell in cells}
     targets = {(cell["reader"], cell["read"].partition("-")[0]) for cell in cells}
     refusals: list[str] = []
-    lines = [f"| written | {' | '.join(_heading(name, cells) for name in readers)} |", "|---" * (len(readers) + 1) + "|"]
+    lines = [
+        f"| written | {' | '.join(_heading(name, cells) for name in readers)} |",
+        "|---" * (len(readers) + 1) + "|",
+    ]
     for name in sorted({cell["read"] for cell in cells if _NAME.fullmatch(cell["read"])}, key=_place):
         row = []
         for reader in readers:
@@ -88,7 +93,9 @@ def table(cells: list[Cell]) -> str:
 
 def _heading(reader: str, cells: list[Cell]) -> str:
     versions = {cell["version"].rpartition(" ")[2] for cell in cells if cell["reader"] == reader}
-    return " ".join([reader, ", ".join(sorted(version for version in versions if version[:1].isdigit()))]).strip()
+    return " ".join(
+        [reader, ", ".join(sorted(version for version in versions if version[:1].isdigit()))]
+    ).strip()
 
 
 def _place(name: str) -> tuple[int, str, bool, str]:

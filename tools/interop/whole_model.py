@@ -5,8 +5,9 @@
 
 MODEL is rounded to nearest into every format, a folder each in WORK; paged and every package that knows the format
 read it, and are compared with the weights that the codes mean, by an unpacker that shares no code with paged
-(tests/quant_support.py). Packages that run the model read a text, and may be off by what bfloat16 does to this model. --theirs is the folder of `make quality`: what other packages' quantizers made there is read
-by paged, and compared with the same unpacker's reading.
+(tests/quant_support.py). Packages that run the model read a text, and may be off by some times what bfloat16 does to
+this model. --theirs is the folder of `make quality`: what other packages' quantizers made there is read by paged, and
+compared with the same unpacker's reading.
 """
 
 from __future__ import annotations
