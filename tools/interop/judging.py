@@ -88,7 +88,7 @@ def refusal(said: str, code: int) -> str:
     told = [text for text in raised if not any(words in text for words in _POINTS_ELSEWHERE)]
     if not told:
         return f"exit code {code}"
-    reasons = [after for line, after in itertools.pairwise(lines) if line.endswith(told[0])]
+    reasons = [after for line, after in itertools.pairwise(lines) if line.rstrip().endswith(told[0])]
     return (f"{told[0]} {reasons[0].strip()}" if told[0].endswith(":") and reasons else told[0])[:_LONGEST]
 
 
