@@ -82,6 +82,7 @@ cuda-proof: $(STAMP)  ## the CUDA kernels without a GPU: emulated, sanitized, pl
 interop: $(STAMP)  ## other packages read what paged writes, each in an environment of its own; MODEL=FOLDER: a whole model too; writes docs/data/interop*.json
 	$(BIN)/python tools/interop/read_ours.py $(ARGS)
 	$(if $(MODEL),$(BIN)/python tools/interop/whole_model.py $(MODEL) --work build/interop-whole $(ARGS))
+	$(BIN)/python tools/interop/table.py
 
 quality: $(STAMP)  ## quantizers of ours and of other packages on the same text; MODEL=FOLDER CALIBRATION=FILE TEXT=FILE [GGUF=NAME=FILE]
 	$(BIN)/python tools/interop/quality.py $(MODEL) --calibration $(CALIBRATION) --text $(TEXT) --work build/quality --json docs/data/quantizers.json \

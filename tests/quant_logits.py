@@ -37,9 +37,9 @@ def native_logits(
 
 
 def reference_logits(
-    config: dict[str, Any], tensors: dict[str, np.ndarray], ids: list[int] = IDS
+    config: dict[str, Any], tensors: dict[str, np.ndarray], ids: list[int] = IDS, dtype: str = "float32"
 ) -> np.ndarray:
-    """Plain transformers in float32."""
+    """Plain transformers; float32 [tokens, vocab]."""
     torch.set_num_threads(1)
     settings = transformers.AutoConfig.for_model(**{k: v for k, v in config.items() if k != "torch_dtype"})
     settings._attn_implementation = "eager"
@@ -49,8 +49,9 @@ def reference_logits(
     assert not unexpected, unexpected
     assert set(missing) <= ({"lm_head.weight"} if config["tie_word_embeddings"] else set())
     model.tie_weights()
+    model.to(getattr(torch, dtype))
     with torch.no_grad():
-        return np.asarray(model(torch.tensor([ids])).logits[0])
+        return np.asarray(model(torch.tensor([ids])).logits[0].float())
 
 
 def assert_as_dequantized(written: Written, backend: str) -> None:

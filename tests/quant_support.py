@@ -314,6 +314,19 @@ def unpack_independently(folder: Path) -> dict[str, np.ndarray]:
     return made
 
 
+def dense_weights(folder: Path) -> dict[str, np.ndarray]:
+    """All weights of a folder that are stored as numbers, float32, but the copy of a tied head."""
+    from safetensors.torch import load_file
+
+    tied = json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+    return {
+        name: tensor.float().numpy()
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+        if name.endswith(".weight") and not (tied and name == "lm_head.weight")
+    }
+
+
 def _unpack(method: str, config: dict[str, Any], leaves: dict[str, np.ndarray]) -> np.ndarray:
     if method == "compressed-tensors":
         scheme = config["config_groups"]["group_0"]["weights"]

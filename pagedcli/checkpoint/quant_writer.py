@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -124,10 +124,10 @@ def write_quantized(
     (folder / "config.json").unlink(missing_ok=True)
     dtype = settings.dtype or str(source.config.get("torch_dtype", "float32"))
     with SafetensorsWriter(folder, shard_bytes=shard_bytes) as writer:
-        _write_tensors(writer, source, tensors, settings, _CODES[dtype])
+        quantized = _write_tensors(writer, source, tensors, settings, _CODES[dtype])
         writer.finish()
     copy_companions(folder, source)
-    quantization = quantization_config(settings)
+    quantization = quantization_config(settings, quantized)
     write_json(folder / "quantize_config.json", _own_file(quantization))
     write_json(folder / "config.json", _config(source, dtype, quantization))
 
@@ -138,7 +138,8 @@ def _write_tensors(
     tensors: Iterable[QuantTensor | DenseTensor],
     settings: WriteSettings,
     dtype: str,
-) -> None:
+) -> list[str]:
+    """Write them all; names of the quantized linears, without ".weight"."""
     quantized = set()
     embedding: np.ndarray | None = None
     for tensor in tensors:
@@ -162,6 +163,7 @@ def _write_tensors(
             writer.add(HEAD, dtype, embedding.shape, [as_stored(HEAD, embedding.astype(np.float32), dtype)])
         else:
             _copy(writer, HEAD, source.tensor(EMBEDDING), dtype)
+    return sorted(name.removesuffix(".weight") for name in quantized)
 
 
 def _write_linear(writer: SafetensorsWriter, tensor: QuantTensor, settings: WriteSettings) -> None:
@@ -220,8 +222,8 @@ def _floats(data: np.ndarray, dtype: str) -> np.ndarray:
 # ---- what the folder says
 
 
-def quantization_config(settings: WriteSettings) -> dict[str, Any]:
-    """`quantization_config` of config.json."""
+def quantization_config(settings: WriteSettings, quantized: Sequence[str]) -> dict[str, Any]:
+    """`quantization_config` of config.json; `quantized` are names of linears."""
     if settings.target == "compressed-tensors":
         return _compressed_config(settings)
     patterns: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in settings.kept}
@@ -250,7 +252,8 @@ def quantization_config(settings: WriteSettings) -> dict[str, Any]:
         "pack_dtype": "int32",
     }
     said |= {} if settings.damp is None else {"damp_percent": settings.damp}
-    return said | dynamic
+    # optimum, by which transformers reads GPTQ, does not know `dynamic`: all linears are quantized but by this key.
+    return said | dynamic | ({"modules_in_block_to_quantize": [list(quantized)]} if patterns else {})
 
 
 def _compressed_config(settings: WriteSettings) -> dict[str, Any]:

@@ -213,6 +213,20 @@ def test_gptqmodel_is_told_of_kept_linears_by_dynamic(
     assert not re.match(patterns[0].removeprefix("-:"), "model.layers.0.mlp.down_proj2")
 
 
+def test_optimum_is_told_which_linears_are_quantized(tiny_checkpoint: MakeModel, tmp_path: Path) -> None:
+    """transformers reads GPTQ by optimum, which makes all linears quantized ones but by this key; it compares ends."""
+    kept = ("model.layers.0.mlp.down_proj",)
+    source = open_checkpoint(tiny_checkpoint("llama", **SIZES))
+    write(source, tmp_path / "out", "gptq", kept=kept)
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    (names,) = said["modules_in_block_to_quantize"]
+    linears = [name.removesuffix(".weight") for name in source.names() if name.endswith("_proj.weight")]
+    assert {name for name in linears if not any(name.endswith(one) for one in names)} == set(kept)
+    write(source, tmp_path / "whole", "gptq")
+    said = json.loads((tmp_path / "whole" / "config.json").read_text())["quantization_config"]
+    assert "modules_in_block_to_quantize" not in said
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("target", ["gptq", "autoawq"])
 def test_the_size_said_before_is_held_by_large_embeddings(

@@ -1,6 +1,6 @@
 """Reads a checkpoint with another package, in that package's own environment. Imports nothing of paged.
 
-    python peer.py HOW FOLDER OUT.npz
+    python peer.py HOW FOLDER OUT.npz IDS
 
 HOW is one of
     autoawq              AutoAWQ's unpacking of every linear
@@ -10,7 +10,8 @@ HOW is one of
     transformers         the model run by transformers, by what it has for the format
     vllm                 log-probabilities of a prompt by vLLM
 
-OUT gets the weights, float32 [out, in] by name, or "logits" [tokens, vocab], or "logprobs" [tokens - 1].
+IDS is a JSON list of token ids. OUT gets the weights, float32 [out, in] by name, or "logits" [tokens, vocab], or
+"logprobs" [tokens - 1].
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-IDS = [1, 70, 200, 33, 5, 5, 91, 140, 12, 250, 77, 8]
+IDS: list[int] = json.loads(sys.argv[4])
 
 
 def stored(folder: Path) -> dict[str, Any]:
@@ -152,6 +153,7 @@ def version(how: str) -> str:
 def main() -> None:
     """Read, and save what came out."""
     how, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    print(f"version: {version(how)}", flush=True)  # also of one that refuses
     made = READERS[how](folder)
     np.savez(out, version=np.array(version(how)), **made)
 

@@ -68,7 +68,7 @@ def run_gptqmodel(task: Task, method: str) -> Clock:
 
 
 def run_llm_compressor(task: Task, method: str) -> Clock:
-    """llm-compressor. AWQ pins memory, which torch without CUDA refuses: it is left where it is."""
+    """llm-compressor, which has no `desc_act`. AWQ pins memory, which torch without CUDA refuses: it stays."""
     import torch
     from datasets import Dataset
     from llmcompressor import oneshot
@@ -92,7 +92,7 @@ def run_llm_compressor(task: Task, method: str) -> Clock:
     if method == "awq":
         recipe = [AWQModifier(), QuantizationModifier(**scheme)]
     else:
-        recipe = [GPTQModifier(**scheme, actorder="group" if task["desc_act"] else "static")]
+        recipe = [GPTQModifier(**scheme, actorder="static")]
     data = Dataset.from_list(rows_of(task))
     longest = max(map(len, task["samples"]))
     with Clock() as clock:

@@ -5,7 +5,7 @@
 
 All decoder layers of a model cost the same, so the first few are quantized: MODEL cut to them is written to the work
 folder. A package's seconds are those of its quantizing call, ours those of all that `quantize_layers` does and of
-writing the files; loading and importing are in neither.
+writing the files; loading and importing are in neither. Every turn is a process of its own, ours as theirs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +34,9 @@ from pagedcli.quant.options import QuantizeOptions  # noqa: E402
 from pagedcli.quant.pipeline import quantize_layers  # noqa: E402
 from pagedcli.quant.plan import plan_quantization  # noqa: E402
 from pagedcli.quant.writing import write_checkpoint  # noqa: E402
+
+Turn = tuple[str, float, float]
+"""Version, wall and CPU seconds."""
 
 
 def cut_model(source: Path, folder: Path, layers: int) -> None:
@@ -67,10 +71,26 @@ def ours(
     return time.perf_counter() - start, time.process_time() - cpu
 
 
+def ours_in_new_process(name: str, source: Path, samples: list[list[int]], size: int, threads: int) -> Turn:
+    """A turn of paged, by this program started again (`--one`)."""
+    task = {"name": name, "source": str(source), "samples": samples, "group_size": size, "threads": threads}
+    command = [sys.executable, str(Path(__file__)), "--one"]
+    run = subprocess.run(command, input=json.dumps(task), stdout=subprocess.PIPE, text=True, check=True)
+    seconds, cpu = json.loads(run.stdout.splitlines()[-1])
+    return f"paged {__version__}", seconds, cpu
+
+
+def one_turn() -> None:
+    """What `ours_in_new_process` asks for on stdin; the seconds to stdout."""
+    task = json.load(sys.stdin)
+    torch.set_num_threads(task["threads"])
+    print(json.dumps(ours(**task | {"source": Path(task["source"])})))
+
+
 def theirs(
     name: str, source: Path, samples: list[list[int]], group_size: int, threads: int, work: Path
-) -> tuple[str, float, float]:
-    """(version, wall, CPU seconds) of a package."""
+) -> Turn:
+    """A turn of a package."""
     with tempfile.TemporaryDirectory(dir=work) as made:
         said = run_quantizer(name, source, samples, group_size, 0, threads, Path(made))[1]
     return said["version"], said["seconds"], said["cpu_seconds"]
@@ -103,7 +123,7 @@ def main() -> None:
     for turn in range(arguments.rounds):
         for name in arguments.only:
             if name in OURS:
-                version, (seconds, cpu) = f"paged {__version__}", ours(name, source, samples, size, threads)
+                version, seconds, cpu = ours_in_new_process(name, source, samples, size, threads)
             else:
                 version, seconds, cpu = theirs(name, source, samples, size, threads, arguments.work)
             layer = seconds / arguments.layers
@@ -124,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_turn() if sys.argv[1:] == ["--one"] else main()

@@ -48,7 +48,6 @@ RUNS = {
     "gptqmodel-gptq-sym-desc-act": Run("gptqmodel", "gptqmodel-gptq", ORDERED),
     "gptqmodel-gptq-asym": Run("gptqmodel", "gptqmodel-gptq", ASYM),
     "llm-compressor-gptq-sym": Run("llm-compressor", "llm-compressor-gptq", SYM),
-    "llm-compressor-gptq-sym-desc-act": Run("llm-compressor", "llm-compressor-gptq", ORDERED),
     "llm-compressor-gptq-asym": Run("llm-compressor", "llm-compressor-gptq", ASYM),
     "auto-round-sym": Run(
         "auto-round", "auto-round", SYM | {"iters": 50, "batch_size": 4}

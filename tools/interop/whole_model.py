@@ -5,8 +5,9 @@
 
 MODEL is rounded to nearest into every format, a folder each in WORK; paged and every package that knows the format
 read it, and are compared with the weights that the codes mean, by an unpacker that shares no code with paged
-(tests/quant_support.py). --theirs is the folder of `make quality`: what other packages' quantizers made there is read
-by paged, and compared with the same unpacker's reading.
+(tests/quant_support.py). Packages that run the model read a text, and may be off by some times what bfloat16 does to
+this model. --theirs is the folder of `make quality`: what other packages' quantizers made there is read by paged, and
+compared with the same unpacker's reading.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "kernels")]
 
-from judging import Cells, try_package  # noqa: E402
+from judging import EPSILON, Cells, Reading, try_package  # noqa: E402
 from their_quantizers import RUNS  # noqa: E402
 
 from pagedcli import __version__  # noqa: E402
@@ -32,7 +33,7 @@ from pagedcli.quant.options import QuantizeOptions  # noqa: E402
 from pagedcli.quant.pipeline import quantize_layers  # noqa: E402
 from pagedcli.quant.plan import plan_quantization  # noqa: E402
 from pagedcli.quant.writing import write_checkpoint  # noqa: E402
-from tests.quant_support import unpack_independently  # noqa: E402
+from tests.quant_support import dense_weights, unpack_independently  # noqa: E402
 
 OURS: dict[str, tuple[Target, int, bool]] = {
     "autoawq-4bit-asym": ("autoawq", 4, False),
@@ -50,7 +51,10 @@ READERS: dict[Target, tuple[str, ...]] = {
     "gptq_v2": ("gptqmodel", "transformers", "vllm"),
     "compressed-tensors": ("compressed-tensors", "transformers", "vllm"),
 }
-_EPSILON = 1e-6
+TEXT = (
+    "The capital of France is Paris. Water boils at 100 degrees Celsius at sea level, and freezes at 0 degrees. "
+    "The largest planet of the solar system is Jupiter, which has many moons."
+)
 
 
 def write(model: Path, name: str, work: Path) -> Path:
@@ -69,14 +73,7 @@ def write(model: Path, name: str, work: Path) -> Path:
 
 def meant(folder: Path) -> dict[str, np.ndarray]:
     """All weights, by the independent unpacker; the dense ones as they are stored."""
-    from safetensors.torch import load_file
-
-    found = unpack_independently(folder)
-    for file in sorted(folder.glob("*.safetensors")):
-        for name, tensor in load_file(file).items():
-            if name.endswith(".weight") and name != "lm_head.weight":
-                found[name] = tensor.float().numpy()
-    return found
+    return unpack_independently(folder) | dense_weights(folder)
 
 
 def read_by_paged(folder: Path) -> tuple[str, str]:
@@ -89,7 +86,7 @@ def read_by_paged(folder: Path) -> tuple[str, str]:
             return version, f"WRONG: {name} is not read as quantized"
         worst = max(worst, float(np.abs(quantized.dequantize() - values).max() / np.abs(values).max()))
         linears += 1
-    return version, f"equal, {linears} linears" if worst < _EPSILON else f"WRONG ({worst:.1e})"
+    return version, f"equal, {linears} linears" if worst < EPSILON else f"WRONG ({worst:.1e})"
 
 
 def theirs(work: Path | None) -> list[Path]:
@@ -117,7 +114,8 @@ def try_reader(package: str, folder: Path, work: Path) -> tuple[str, str]:
     """(version, outcome) of a package on a folder."""
     found = work / f"{package}-{folder.name}.npz"
     found.unlink(missing_ok=True)
-    return try_package(package, folder, found, meant(folder))
+    ids = open_checkpoint(folder).load_tokenizer().encode(TEXT)
+    return try_package(package, folder, found, meant(folder), Reading(tuple(ids), None))
 
 
 def main() -> int:
