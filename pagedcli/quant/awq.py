@@ -20,6 +20,8 @@ from pagedcli.quant.workers import Workers, row_blocks
 RATIOS = tuple(step / 20 for step in range(20))
 SCREEN_ROWS, FINALISTS = 128, 4
 """All tries are compared on so many rows, spread over the linear; the best few on all rows."""
+SWEEPS = 2
+"""Times that each group is clipped: in the second the groups behind it are clipped too."""
 _LEAST_SCALE = 1e-4
 
 
@@ -108,7 +110,10 @@ def _loss(weights: Tensor, scales: Tensor, gram: Tensor, group_size: int, kind: 
 def clipped_grid(
     weights: Tensor, gram: Tensor, group_size: int, kind: GridKind, clip: Sequence[bool]
 ) -> Grid:
-    """Grids [out, groups] whose ranges make each group's own part of the output's error least.
+    """Grids [out, groups] whose ranges make the error of the output least.
+
+    The paper clips each group as if the others had no error. Here the groups are clipped one after the other, and each
+    one's search counts the errors of all others as they are then (coordinate descent on the error of the whole output).
 
     Args:
         weights: [out, in], scaled.
@@ -119,23 +124,33 @@ def clipped_grid(
     """
     grouped = weights.view(len(weights), -1, group_size)
     full = full_grid(grouped, kind)
-    rows = torch.tensor(list(clip))
-    if not bool(rows.any()):
-        return Grid(full.scales.squeeze(2), full.zeros.squeeze(2))
-    blocks = torch.stack(
-        [
-            gram[first : first + group_size, first : first + group_size]
-            for first in range(0, len(gram), group_size)
-        ]
-    )
+    scales, zeros = full.scales.squeeze(2), full.zeros.squeeze(2)
+    rows = torch.tensor(list(clip)).nonzero().squeeze(1)
+    if len(rows):
+        found = _clipped_in_turn(grouped[rows], gram, kind)
+        scales[rows], zeros[rows] = found.scales, found.zeros
+    return Grid(scales, zeros)
 
-    def loss(error: Tensor) -> Tensor:
-        by_group = error.transpose(0, 1)  # [groups, out, size]
-        return torch.bmm(by_group, blocks).mul_(by_group).sum(-1, keepdim=True).transpose(0, 1)
 
-    found = searched_grid(grouped, kind, loss)
-    keep = rows.view(-1, 1, 1)
-    return Grid(
-        torch.where(keep, found.scales, full.scales).squeeze(2),
-        torch.where(keep, found.zeros, full.zeros).squeeze(2),
-    )
+def _clipped_in_turn(grouped: Tensor, gram: Tensor, kind: GridKind) -> Grid:
+    """Grids [rows, groups] of weights [rows, groups, group_size]."""
+    size = grouped.shape[-1]
+    full = full_grid(grouped, kind)
+    scales, zeros = full.scales.squeeze(2), full.zeros.squeeze(2)
+    errors = full.nearest(grouped, kind).sub_(grouped).view(len(grouped), -1)
+    for index in [*range(grouped.shape[1])] * SWEEPS:
+        columns, weights = slice(index * size, (index + 1) * size), grouped[:, index]
+        own = gram[columns, columns]
+        # |E X|^2 in this group's errors e, with the others' as they are: e own e + 2 e others, and what is constant.
+        others = (errors @ gram[:, columns]).sub_(errors[:, columns] @ own).mul_(2)
+
+        def loss(error: Tensor, own: Tensor = own, others: Tensor = others) -> Tensor:
+            return (error @ own).add_(others).mul_(error).sum(-1, keepdim=True)
+
+        found = searched_grid(weights, kind, loss)
+        error = found.nearest(weights, kind).sub_(weights)
+        better = loss(error) < loss(errors[:, columns])
+        scales[:, index] = torch.where(better, found.scales, scales[:, index : index + 1]).squeeze(1)
+        zeros[:, index] = torch.where(better, found.zeros, zeros[:, index : index + 1]).squeeze(1)
+        errors[:, columns] = torch.where(better, error, errors[:, columns])
+    return Grid(scales, zeros)

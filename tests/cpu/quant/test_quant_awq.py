@@ -5,7 +5,7 @@ import torch
 
 from pagedcli.quant.awq import RATIOS, candidates, clipped_grid, search_scales, weight_means
 from pagedcli.quant.gram import measure, output_error
-from pagedcli.quant.grid import GridKind, full_grid
+from pagedcli.quant.grid import Grid, GridKind, full_grid, searched_grid
 from pagedcli.quant.workers import workers
 
 KIND = GridKind(4, False, "float16")
@@ -91,23 +91,38 @@ def test_candidates_are_the_papers() -> None:
     torch.testing.assert_close(tries[10], expected / (expected.max() * expected.min()).sqrt())
 
 
-def test_clipping_makes_each_groups_part_of_the_error_least() -> None:
+def wrong_outputs(weights: torch.Tensor, grid: Grid, inputs: torch.Tensor) -> torch.Tensor:
+    """[out] of weights on a grid [out, groups], float64: what the linear gives wrong on the inputs themselves."""
+    grouped = weights.view(*grid.scales.shape, -1)
+    scales, zeros = grid.scales.unsqueeze(2), grid.zeros.unsqueeze(2)
+    codes = (grouped / scales).round().add(zeros).clamp(0, 15)
+    difference = ((codes - zeros) * scales - grouped).view_as(weights).double()
+    return (inputs @ difference.T).square().mean(0)
+
+
+def test_clipping_makes_the_error_of_the_whole_output_less() -> None:
+    """Less than full ranges leave, and than the best range of each group for itself does."""
     weights, samples = problem()
     weights[::3, 7] *= 10  # outliers among the weights, worth clipping where the feature is small
-    wide = torch.cat(samples).double()
+    mixed = torch.eye(128) + torch.randn((128, 128), generator=torch.Generator().manual_seed(1)) * 0.1
+    samples = [sample @ mixed for sample in samples]  # features of a model go together
     with workers(1) as pool:
         gram = measure(samples, pool).gram
-    clip = [row < 200 for row in range(300)]
-    grid = clipped_grid(weights, gram, 32, KIND, clip)
+    grid = clipped_grid(weights, gram, 32, KIND, [row < 200 for row in range(300)])
     grouped = weights.view(300, 4, 32)
-    full = full_grid(grouped, KIND)
-    found = grid.scales.unsqueeze(2), grid.zeros.unsqueeze(2)
-    assert torch.equal(found[0][200:], full.scales[200:])
-    errors = []
-    for scales, zeros in (found, (full.scales, full.zeros)):
-        codes = (grouped / scales).round().add(zeros).clamp(0, 15)
-        difference = ((codes - zeros) * scales - grouped).double()
-        parts = wide.view(-1, 4, 32)
-        errors.append(torch.einsum("tgi,ogi->tog", parts, difference).square().mean(0))
-    assert bool((errors[0] <= errors[1] * (1 + 1e-5)).all())
-    assert float(errors[0][:200].sum()) < 0.8 * float(errors[1][:200].sum())
+    wide = full_grid(grouped, KIND)
+    full = Grid(wide.scales.squeeze(2), wide.zeros.squeeze(2))
+    assert torch.equal(grid.scales[200:], full.scales[200:])
+    assert torch.equal(grid.zeros[200:], full.zeros[200:])
+    alone = []
+    for index in range(4):
+        own = gram[32 * index : 32 * (index + 1), 32 * index : 32 * (index + 1)]
+        alone.append(
+            searched_grid(grouped[:, index], KIND, lambda e, own=own: ((e @ own) * e).sum(-1, keepdim=True))
+        )
+    apart = Grid(torch.cat([grid.scales for grid in alone], 1), torch.cat([grid.zeros for grid in alone], 1))
+    inputs = torch.cat(samples).double()
+    found, before, best_apart = (wrong_outputs(weights, each, inputs)[:200] for each in (grid, full, apart))
+    assert bool((found <= before * (1 + 1e-5)).all())
+    assert float(found.sum()) < 0.8 * float(before.sum())
+    assert float(found.sum()) < 0.95 * float(best_apart.sum())
