@@ -98,8 +98,8 @@ thread_local uint64_t random_state;
 
 constexpr size_t kStaticShared = 48 * 1024;
 constexpr size_t kArena = kStaticShared + 8 * 1024;  // and the gaps between variables
-// Of static and dynamic shared memory together: what a block may have, and what it may have where that was asked for (of
-// compute capability 8.6 and 8.9; the others have more).
+// Of static and dynamic shared memory together: what a block may have, and what it may have where that was asked for
+// (of compute capability 8.6 and 8.9; the others have more).
 constexpr size_t kSharedUnasked = 48 * 1024, kSharedAsked = 99 * 1024;
 constexpr unsigned kMaxThreads = 1024, kMaxDepth = 64;
 constexpr unsigned kMaxGridX = 0x7fffffff, kMaxGrid = 0xffff;
@@ -344,9 +344,7 @@ void* static_shared(const void* key, size_t bytes) {
     return address;
 }
 
-void launch(
-    dim3 grid, dim3 size, size_t shared_bytes, bool asks, const std::function<void()>& body, const char* name
-) {
+void launch(dim3 grid, dim3 size, size_t shared_bytes, bool asks, const std::function<void()>& body, const char* name) {
     const unsigned threads = size.x * size.y * size.z;
     kernel_name = name;
     check_sizes(grid, size);

@@ -50,9 +50,7 @@ enum Collective : int {
 
 // Runs `body` once for each thread of the grid, block after block. `asks`: more shared memory was asked for than every
 // block may have.
-void launch(
-    dim3 grid, dim3 block, size_t shared_bytes, bool asks, const std::function<void()>& body, const char* name
-);
+void launch(dim3 grid, dim3 block, size_t shared_bytes, bool asks, const std::function<void()>& body, const char* name);
 
 // The block's dynamic shared memory: a heap block of exactly the size that was asked for, filled with NaN.
 void* dynamic_shared();
