@@ -30,7 +30,7 @@ def test_a_full_queue_refuses_and_serves_again_once_somebody_started() -> None:
         first = submit(engine, RequestSpec("a", params=SHORT))[1]
         executor.gate.release()
         wait_for(lambda: len(executor.plans) > 0)
-        wait_for(lambda: not engine.is_full)
+        wait_for(lambda: engine._waiting.num_requests == 0)  # planned first, then told to have started
         others = [submit(engine, RequestSpec("b", params=SHORT))[1] for _ in range(2)]
         assert engine.is_full
         with pytest.raises(RequestError) as caught:
