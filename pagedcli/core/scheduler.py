@@ -301,7 +301,8 @@ class Scheduler:
             self._pacer.step_done(plan, result.seconds)
         events = []
         _, sampled, logprobs, prompts, seconds, errors = result
-        assert len(sampled) == len(plan.entries), "one token for each entry"
+        assert len(plan.entries) == len(sampled) == len(logprobs) == len(prompts), "a result for each entry"
+        assert not errors or len(errors) == len(sampled), "an error, or none, for each entry"
         requests, pacer, num_sampled = self._roster.requests, self._pacer, 0
         for row, entry in enumerate(plan.entries):
             request_id, _, _, start, n, samples, _, _, _ = entry  # at once: this loop is most of a step

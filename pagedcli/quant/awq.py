@@ -124,18 +124,17 @@ def clipped_grid(
     """
     grouped = weights.view(len(weights), -1, group_size)
     full = full_grid(grouped, kind)
-    scales, zeros = full.scales.squeeze(2), full.zeros.squeeze(2)
+    grid = Grid(full.scales.squeeze(2), full.zeros.squeeze(2))
     rows = torch.tensor(list(clip)).nonzero().squeeze(1)
     if len(rows):
-        found = _clipped_in_turn(grouped[rows], gram, kind)
-        scales[rows], zeros[rows] = found.scales, found.zeros
-    return Grid(scales, zeros)
+        found = _clipped_in_turn(grouped[rows], Grid(full.scales[rows], full.zeros[rows]), gram, kind)
+        grid.scales[rows], grid.zeros[rows] = found.scales, found.zeros
+    return grid
 
 
-def _clipped_in_turn(grouped: Tensor, gram: Tensor, kind: GridKind) -> Grid:
-    """Grids [rows, groups] of weights [rows, groups, group_size]."""
+def _clipped_in_turn(grouped: Tensor, full: Grid, gram: Tensor, kind: GridKind) -> Grid:
+    """Grids [rows, groups] of weights [rows, groups, group_size], from their full ones [rows, groups, 1] on."""
     size = grouped.shape[-1]
-    full = full_grid(grouped, kind)
     scales, zeros = full.scales.squeeze(2), full.zeros.squeeze(2)
     errors = full.nearest(grouped, kind).sub_(grouped).view(len(grouped), -1)
     for index in [*range(grouped.shape[1])] * SWEEPS:
