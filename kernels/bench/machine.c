@@ -1,12 +1,12 @@
 /*
  * What this machine can do at most, as one JSON object: reading memory, and multiplying and adding out of registers.
  *
- *     cc -O3 -march=native -pthread machine.c -o machine && ./machine THREADS [MEGABYTES]
+ *     cc -O3 -march=native -pthread machine.c -o machine && ./machine THREADS [MEGABYTES [PASSES]]
  *
  * Each figure is the best of several tries, since other load can only lower it. Rates of instruction sets that the
  * compiler was not told of are 0; f32_flops_per_s is that of 256 bits with AVX2, else of 128 (NEON). Reading: every
  * thread goes through four streams of its own part with prefetches, which is what a good matrix-vector kernel can
- * reach.
+ * reach. With PASSES it only reads, so often, and prints the rate of each pass.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -63,26 +63,32 @@ static void* run_job(void* argument) {
     return NULL;
 }
 
-/* Units per second with all threads at once, best of TRIES. */
+/* Units per second with all threads at once. */
+static double rate_once(Work work) {
+    pthread_t threads[256];
+    struct Job jobs[256];
+    pthread_barrier_init(&barrier, NULL, (unsigned)num_threads);
+    for (int i = 0; i < num_threads; i++) {
+        jobs[i] = (struct Job){work, i, 0, 0, 0};
+        pthread_create(&threads[i], NULL, run_job, &jobs[i]);
+    }
+    double done = 0, start = 1e300, end = 0;
+    for (int i = 0; i < num_threads; i++) {
+        pthread_join(threads[i], NULL);
+        done += jobs[i].done;
+        start = jobs[i].start < start ? jobs[i].start : start;
+        end = jobs[i].end > end ? jobs[i].end : end;
+    }
+    pthread_barrier_destroy(&barrier);
+    return done / (end - start);
+}
+
+/* The best of TRIES. */
 static double rate(Work work) {
     double best = 0;
     for (int attempt = 0; attempt < TRIES; attempt++) {
-        pthread_t threads[256];
-        struct Job jobs[256];
-        pthread_barrier_init(&barrier, NULL, (unsigned)num_threads);
-        for (int i = 0; i < num_threads; i++) {
-            jobs[i] = (struct Job){work, i, 0, 0, 0};
-            pthread_create(&threads[i], NULL, run_job, &jobs[i]);
-        }
-        double done = 0, start = 1e300, end = 0;
-        for (int i = 0; i < num_threads; i++) {
-            pthread_join(threads[i], NULL);
-            done += jobs[i].done;
-            start = jobs[i].start < start ? jobs[i].start : start;
-            end = jobs[i].end > end ? jobs[i].end : end;
-        }
-        pthread_barrier_destroy(&barrier);
-        best = done / (end - start) > best ? done / (end - start) : best;
+        const double found = rate_once(work);
+        best = found > best ? found : best;
     }
     return best;
 }
@@ -345,11 +351,18 @@ int main(int argc, char** argv) {
     num_threads = argc > 1 ? atoi(argv[1]) : 1;
     memory_bytes = (size_t)(argc > 2 ? atoi(argv[2]) : 1024) << 20;
     if (num_threads < 1 || num_threads > 256 || posix_memalign((void**)&memory, 1 << 21, memory_bytes)) {
-        fprintf(stderr, "usage: machine THREADS [MEGABYTES]\n");
+        fprintf(stderr, "usage: machine THREADS [MEGABYTES [PASSES]]\n");
         return 2;
     }
     madvise(memory, memory_bytes, MADV_HUGEPAGE);
     memset(memory, 1, memory_bytes);
+    if (argc > 3) {
+        const int passes = atoi(argv[3]);
+        for (int pass = 0; pass < passes; pass++) {
+            printf("%s%.4g%s", pass == 0 ? "[" : ", ", rate_once(read_memory), pass + 1 < passes ? "" : "]\n");
+        }
+        return 0;
+    }
     printf("{\"threads\": %d, \"read_bytes_per_s\": %.4g, ", num_threads, rate(read_memory));
     printf("\"f32_flops_per_s\": %.4g, \"f32_wide_flops_per_s\": %.4g, ", rate(fma_f32), rate(fma_f32_wide));
     printf("\"bf16_dot_flops_per_s\": %.4g, ", rate(dot_bf16));

@@ -30,7 +30,7 @@ from pagedcli.bench.cpu_engine import (
 )
 from pagedcli.bench.cpu_report import Findings, Row, notes, report, roofline, table
 from pagedcli.bench.cpu_workloads import CpuWorkload, cpu_workloads
-from pagedcli.bench.machine import MachineRates, measure_machine
+from pagedcli.bench.machine import MachineNow, ReadPasses, measure_machine, reading
 from pagedcli.bench.peers import Peer, PeerBudget, PeerResult, installed_peers, run_peer
 from pagedcli.errors import ConfigError
 
@@ -66,7 +66,7 @@ class PeerRun:
 
 
 def variant_rows(
-    bench: CpuBench, model: str | None, workloads: Sequence[CpuWorkload], rates: MachineRates
+    bench: CpuBench, model: str | None, workloads: Sequence[CpuWorkload], machine: MachineNow
 ) -> Iterator[Row]:
     """The same model on other variants, one run of each workload; those that are not here give no row."""
     few = [workload for workload in workloads if workload.name in VARIANT_WORKLOADS]
@@ -77,7 +77,7 @@ def variant_rows(
             other = CpuBench(model, bench.choice.dtype, bench.choice.threads, bench.choice.depth, isa)
         except ConfigError:
             continue
-        yield from measure_rates(other, few, rates, 1)
+        yield from measure_rates(other, few, machine, 1)
 
 
 def measure(
@@ -89,6 +89,7 @@ def measure(
     context: int,
     peers: Sequence[RunPeer],
     without: Sequence[str],
+    read: ReadPasses,
     progress: Console,
 ) -> Findings:
     """Everything that is not left out."""
@@ -98,20 +99,22 @@ def measure(
             progress.print(part)
         return part not in without
 
-    rates = measure_machine(bench.choice.threads)
-    found = Findings(rates, dataclasses.asdict(bench.choice), bench.choice.dtype, bench.isa, left_out=without)
-    found.rows += measure_rates(bench, workloads, rates, repeats, peers)
+    machine = MachineNow(measure_machine(bench.choice.threads), read)
+    found = Findings(
+        machine.rates, dataclasses.asdict(bench.choice), bench.choice.dtype, bench.isa, left_out=without
+    )
+    found.rows += measure_rates(bench, workloads, machine, repeats, peers)
     if wanted("context"):
-        found.rows.append(measure_long_context(bench, rates, context))
+        found.rows.append(measure_long_context(bench, machine, context))
     if wanted("python"):
         found.python_ms = {batch: python_ms_per_step(bench, batch) for batch in PYTHON_BATCHES}
     if model != RANDOM_QWEN and wanted("ready"):
         found.ready = measure_ready(model, bench.choice.dtype, bench.choice.threads)
     if wanted("variants"):
-        found.rows += variant_rows(bench, model, workloads, rates)
+        found.rows += variant_rows(bench, model, workloads, machine)
     if model != RANDOM_QWEN and wanted("qwen"):
         qwen = CpuBench(RANDOM_QWEN, bench.choice.dtype, bench.choice.threads, bench.choice.depth)
-        found.rows += measure_rates(qwen, workloads, rates, 1)
+        found.rows += measure_rates(qwen, workloads, machine, 1)
     return found
 
 
@@ -132,7 +135,7 @@ def main(
     depth: Annotated[int | None, typer.Option(help="Steps in flight; none: the default.")] = None,
     only: Annotated[str, typer.Option(help="Names of workloads, joined by commas; all if empty.")] = "",
     without: Annotated[str, typer.Option(help=f"Parts to leave out: {', '.join(PARTS)}.")] = "",
-    repeats: Annotated[int, typer.Option(help="Runs of each workload.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Runs of each workload.")] = 5,
     context: Annotated[int, typer.Option(help="Tokens of the long context.")] = 8064,
     peers: Annotated[Path | None, typer.Option(help="Folder of the other engines' scripts.")] = None,
     peer_seconds: Annotated[float, typer.Option(help="Seconds for each workload of each.")] = 120.0,
@@ -152,10 +155,11 @@ def main(
         if folder is not None and "peers" not in left_out
     ]
     workloads = [w for w in cpu_workloads(folder) if not only or w.name in only.split(",")]
-    found = measure(
-        bench, model, workloads,
-        repeats=repeats, context=context, peers=runs, without=left_out, progress=progress,
-    )  # fmt: skip
+    with reading(bench.choice.threads) as read:
+        found = measure(
+            bench, model, workloads,
+            repeats=repeats, context=context, peers=runs, without=left_out, read=read, progress=progress,
+        )  # fmt: skip
     found.budget = None if "peers" in left_out else budget
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(table(found.rows))

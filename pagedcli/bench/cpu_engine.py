@@ -19,7 +19,7 @@ from pagedcli.api.native_backend import NativeBackend
 from pagedcli.api.resolve import RunChoice, choose_run
 from pagedcli.bench.cpu_report import PythonTime, Ready, Row
 from pagedcli.bench.cpu_workloads import CpuWorkload, long_context
-from pagedcli.bench.machine import MachineRates
+from pagedcli.bench.machine import MachineNow, MachineRates
 from pagedcli.bench.peers import PeerResult
 from pagedcli.bench.random_checkpoint import QWEN2_5_0_5B, RandomCheckpoint
 from pagedcli.bench.requests_run import OpenEngine, open_engine
@@ -112,7 +112,13 @@ class CpuBench:
         )
 
     def row(
-        self, workload: CpuWorkload, work: Work, tokens: int, runs: list[float], rates: MachineRates
+        self,
+        workload: CpuWorkload,
+        work: Work,
+        tokens: int,
+        runs: list[float],
+        rates: MachineRates,
+        passes: Sequence[float],
     ) -> Row:
         """What was reached beside what the machine could reach.
 
@@ -122,12 +128,14 @@ class CpuBench:
             tokens: That `runs` count, tokens per second each.
             runs: At least one.
             rates: Of the machine.
+            passes: Over memory, right before and after the runs, bytes per second each.
         """
-        flops_per_s = rates.flops_per_s(self.choice.dtype, self.isa)
-        least_s = work.least_seconds(flops_per_s, rates.read_bytes_per_s)
+        flops_per_s, read = rates.flops_per_s(self.choice.dtype, self.isa), statistics.median(passes)
+        least_s = work.least_seconds(flops_per_s, read)
+        best_s = work.least_seconds(flops_per_s, max(rates.read_bytes_per_s, *passes))
         median = statistics.median(runs)
         tiles = self.isa == "amx" and self.choice.dtype == "bfloat16"
-        dots_s = work.least_seconds(rates.bf16_dot_flops_per_s, rates.read_bytes_per_s) if tiles else 0.0
+        dots_s = work.least_seconds(rates.bf16_dot_flops_per_s, read) if tiles else 0.0
         return Row(
             engine=self.name,
             workload=workload.name,
@@ -136,6 +144,8 @@ class CpuBench:
             tokens_per_s=median,
             runs=runs,
             limit_tokens_per_s=tokens / least_s,
+            best_limit_tokens_per_s=tokens / best_s,
+            read_bytes_per_s=read,
             bound_by="operations" if work.flops / flops_per_s >= least_s else "bytes",
             flops_per_byte=work.flops / work.num_bytes,
             flops_per_s=work.flops * median / tokens,
@@ -156,41 +166,49 @@ def warm_up(engine: OpenEngine, workloads: Sequence[CpuWorkload]) -> None:
 def measure_rates(
     bench: CpuBench,
     workloads: Sequence[CpuWorkload],
-    rates: MachineRates,
+    machine: MachineNow,
     repeats: int,
     peers: Sequence[RunPeer] = (),
 ) -> Iterator[Row]:
-    """Ours and the peers in turn: ours, the first, ours, the second, ..., ours."""
+    """Ours and the peers in turn: ours, the first, ours, the second, ..., ours; memory is read in between ours."""
     ours: dict[str, list[float]] = {workload.name: [] for workload in workloads}
+    passes: dict[str, list[float]] = {workload.name: [] for workload in workloads}
     theirs: dict[str, dict[str, PeerResult]] = {workload.name: {} for workload in workloads}
     counts = {workload.name: workload.counts for workload in workloads}
     with bench.open() as engine:
         warm_up(engine, workloads)
         for run in range(max(repeats, len(peers) + 1 if peers else 0)):
+            before = machine.read()
             for workload in workloads:
                 seconds = engine.run(workload.shifted(run)).seconds
                 ours[workload.name].append(workload.counted_tokens() / seconds)
+                after = machine.read()
+                passes[workload.name] += before + after
+                before = after
             if run < len(peers):
                 peer, run_workloads = peers[run]
                 for name, result in run_workloads(counts).items():
                     theirs[name][peer] = result
     for workload in workloads:
         work = bench.sizes.workload(workload.requests)
-        row = bench.row(workload, work, workload.counted_tokens(), ours[workload.name], rates)
+        runs, read = ours[workload.name], passes[workload.name]
+        row = bench.row(workload, work, workload.counted_tokens(), runs, machine.rates, read)
         row.peers = theirs[workload.name]
         yield row
 
 
-def measure_long_context(bench: CpuBench, rates: MachineRates, context: int, new: int = 32) -> Row:
+def measure_long_context(bench: CpuBench, machine: MachineNow, context: int, new: int = 32) -> Row:
     """Decode alone at a long context: the time of many new tokens less that of one."""
     workload = long_context(context, new)
     first = dataclasses.replace(workload.requests[0], output_tokens=1, max_tokens=1)
     with bench.open(pages=context // 16 + 8) as engine:
         engine.run((first,))
         begun = engine.run((dataclasses.replace(first, id="begun"),)).seconds
+        passes = machine.read()
         seconds = engine.run(workload.requests).seconds - begun
+        passes += machine.read()
     work = bench.sizes.decode(context, new - 1) + bench.sizes.weights(new - 1)
-    return bench.row(workload, work, new - 1, [(new - 1) / seconds], rates)
+    return bench.row(workload, work, new - 1, [(new - 1) / seconds], machine.rates, passes)
 
 
 def python_ms_per_step(bench: CpuBench, batch: int, new: int = 64, runs: int = 5) -> PythonTime:

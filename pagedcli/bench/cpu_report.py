@@ -26,7 +26,9 @@ class Row:
         counts: What the rates count.
         tokens_per_s: Median over the runs.
         runs: Each run's rate.
-        limit_tokens_per_s: What the machine could reach.
+        limit_tokens_per_s: What the machine could reach, memory being as fast as in between the runs (median).
+        best_limit_tokens_per_s: The same at the best pass over memory that was seen.
+        read_bytes_per_s: The median of the passes over memory in between the runs.
         bound_by: "operations" or "bytes".
         flops_per_byte: Operations over bytes, as counted.
         flops_per_s: Operations, as counted, over the median's time.
@@ -41,6 +43,8 @@ class Row:
     tokens_per_s: float
     runs: list[float]
     limit_tokens_per_s: float
+    best_limit_tokens_per_s: float
+    read_bytes_per_s: float
     bound_by: str
     flops_per_byte: float
     flops_per_s: float
@@ -51,6 +55,11 @@ class Row:
     def limit_share(self) -> float:
         """Part of the limit that was reached."""
         return self.tokens_per_s / self.limit_tokens_per_s
+
+    @property
+    def best_limit_share(self) -> float:
+        """The same of the limit at memory's best."""
+        return self.tokens_per_s / self.best_limit_tokens_per_s
 
     @property
     def dot_limit_share(self) -> float | None:
@@ -121,7 +130,15 @@ def table(rows: Sequence[Row]) -> Table:
     dots = any(row.dot_limit_share is not None for row in rows)
     shown = Table(title="tokens/s")
     shown.add_column("work")
-    for name in ("paged", "limit", "of limit", *(("of dots",) if dots else ()), "bound by", *peers):
+    for name in (
+        "paged",
+        "limit",
+        "of limit",
+        "at best",
+        *(("of dots",) if dots else ()),
+        "bound by",
+        *peers,
+    ):
         shown.add_column(name, justify="right")
     engine = ""
     for row in rows:
@@ -133,6 +150,7 @@ def table(rows: Sequence[Row]) -> Table:
         share = row.dot_limit_share
         shown.add_row(
             "  " + row.title, f"{row.tokens_per_s:,.1f}", f"{row.limit_tokens_per_s:,.1f}", f"{row.limit_share:.0%}",
+            f"{row.best_limit_share:.0%}",
             *(("" if share is None else f"{share:.0%}",) if dots else ()), row.bound_by, *others,
         )  # fmt: skip
     return shown
@@ -160,7 +178,9 @@ def notes(found: Findings) -> Iterator[str]:
     """What the table does not say."""
     rates = found.rates
     yield (
-        f"Limits measured in this run, {rates.threads} threads: reading {rates.read_bytes_per_s / 1e9:.1f} GB/s; "
+        f"Limits measured in this run, {rates.threads} threads: reading {rates.read_bytes_per_s / 1e9:.1f} GB/s at "
+        f"best before the runs, {_span([row.read_bytes_per_s for row in found.rows])} in between (median, each row has "
+        'its own; "at best" is the share at the best pass of all); '
         f"products in GFLOP/s: float32 {rates.f32_flops_per_s / 1e9:,.0f} at 256 and "
         f"{rates.f32_wide_flops_per_s / 1e9:,.0f} at 512 bits, bfloat16 dots {rates.bf16_dot_flops_per_s / 1e9:,.0f}, "
         f"tiles {rates.bf16_tile_flops_per_s / 1e9:,.0f}. A variant's limit is that of its own instructions: avx2 has "
@@ -182,6 +202,10 @@ def notes(found: Findings) -> Iterator[str]:
     yield from _peer_notes(found)
     if found.left_out:
         yield f"Left out: {', '.join(found.left_out)}."
+
+
+def _span(rates: Sequence[float]) -> str:
+    return f"{min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f}" if rates else "not measured"
 
 
 def _peer_notes(found: Findings) -> Iterator[str]:
@@ -207,7 +231,14 @@ def _peer_notes(found: Findings) -> Iterator[str]:
 
 def report(found: Findings) -> dict[str, Any]:
     """The same as JSON."""
-    shares = [{"limit_share": row.limit_share, "dot_limit_share": row.dot_limit_share} for row in found.rows]
+    shares = [
+        {
+            "limit_share": row.limit_share,
+            "best_limit_share": row.best_limit_share,
+            "dot_limit_share": row.dot_limit_share,
+        }
+        for row in found.rows
+    ]
     return {
         "settings": {**found.settings, "isa": found.isa},
         "machine": {"limits": dataclasses.asdict(found.rates), "load": os.getloadavg()},

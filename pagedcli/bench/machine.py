@@ -13,10 +13,12 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pagedcli.errors import MissingDependencyError
 
@@ -93,6 +95,23 @@ class MachineLimits:
     rates: MachineRates | None = None
 
 
+ReadPasses = Callable[[], list[float]]
+"""Reads memory a number of times and gives the rate of each pass, bytes per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineNow:
+    """A machine whose memory is looked at again in between runs, since others use it, too.
+
+    Attributes:
+        rates: Measured once.
+        read: Measures reading now; takes a second.
+    """
+
+    rates: MachineRates
+    read: ReadPasses
+
+
 def measure_limits(device: str, products: str, isa: str, threads: int) -> MachineLimits:
     """Measure the limits of a run.
 
@@ -131,6 +150,27 @@ def measure_machine(threads: int, megabytes: int = 1024) -> MachineRates:
     Raises:
         MissingDependencyError: There is no C compiler, or this is not a checkout.
     """
+    with _compiled() as measured:
+        return MachineRates(**measured(threads, megabytes))
+
+
+READING_PASSES = 25
+
+
+@contextmanager
+def reading(threads: int, megabytes: int = 1024) -> Iterator[ReadPasses]:
+    """The compiled measurement of reading alone, READING_PASSES passes each time.
+
+    Raises:
+        MissingDependencyError: There is no C compiler, or this is not a checkout.
+    """
+    with _compiled() as measured:
+        yield lambda: list(measured(threads, megabytes, READING_PASSES))
+
+
+@contextmanager
+def _compiled() -> Iterator[Callable[..., Any]]:
+    """machine.c for this machine: from its arguments to what it prints."""
     compiler = _compiler()
     if compiler is None or not SOURCE.is_file():
         raise MissingDependencyError(
@@ -140,10 +180,12 @@ def measure_machine(threads: int, megabytes: int = 1024) -> MachineRates:
         program = Path(folder) / "machine"
         options = ["-O3", "-march=native", "-pthread", str(SOURCE), "-o", str(program)]
         subprocess.run([compiler, *options], check=True, capture_output=True)
-        done = subprocess.run(
-            [str(program), str(threads), str(megabytes)], check=True, capture_output=True, text=True
-        )
-    return MachineRates(**json.loads(done.stdout))
+
+        def measured(*arguments: int) -> Any:
+            line = [str(program), *map(str, arguments)]
+            return json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+
+        yield measured
 
 
 def _best_seconds(work: Callable[[], object], tries: int = 5) -> float:

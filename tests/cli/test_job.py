@@ -78,7 +78,7 @@ def test_an_input_without_end_is_read_no_further_than_the_window():
     time.sleep(0.3)
     assert len(client.added) == 4
     job.interrupt()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert ended == [True]
 
 

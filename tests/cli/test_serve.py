@@ -51,7 +51,7 @@ def program(*arguments: str, environment: dict[str, str] | None = None) -> Itera
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.stderr.close()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def small(tiny_checkpoint: MakeModel) -> list[str]:
@@ -77,7 +77,7 @@ def test_a_command_line_of_vllms_serves(tiny_checkpoint: MakeModel) -> None:
         "auto",
         "--scheduling-policy=priority",
     ]
-    with program(*line) as (url, process), httpx.Client(base_url=url) as client:
+    with program(*line) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
         assert client.get("/health").status_code == 200
         assert client.get("/v1/models").status_code == 401
         client.headers["Authorization"] = "Bearer secret"
@@ -116,7 +116,7 @@ def test_keys_of_the_environment_and_tls(tiny_checkpoint: MakeModel, tmp_path: P
     with program(*small(tiny_checkpoint), *flags, environment={"PAGED_API_KEY": "from-outside"}) as (url, _):
         assert url.startswith("https://")
         trusted = ssl.create_default_context(cafile=str(certificate))
-        with httpx.Client(base_url=url, verify=trusted) as client:
+        with httpx.Client(base_url=url, verify=trusted, timeout=60) as client:
             assert client.get("/v1/models").status_code == 401
             keyed = client.get("/v1/models", headers={"Authorization": "Bearer from-outside"})
             assert keyed.status_code == 200
@@ -129,7 +129,7 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(
         port = url.rpartition(":")[2]
         began = time.monotonic()
         assert run(["serve", "/nowhere/at/all", "--port", port]) == 2
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
     assert "choose another port" in capsys.readouterr().err
 
 

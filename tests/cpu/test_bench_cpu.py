@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -183,7 +184,9 @@ def test_a_peer_that_dies_has_failed_on_all_that_is_left(fake_peer: Peer, tmp_pa
 
 
 def test_peers_stand_in_the_table_and_are_never_averaged_when_over_time() -> None:
-    row = Row("m", "batch64", "64 requests", "total", 50.0, [50.0], 100.0, "bytes", 1.0, 1e9, 25.0)
+    row = Row(
+        "m", "batch64", "64 requests", "total", 50.0, [50.0], 100.0, 125.0, 4e10, "bytes", 1.0, 1e9, 25.0
+    )
     row.peers = {"a": PeerResult(tokens_per_s=40.0, load_s=2.0), "b": PeerResult(over_s=90.0)}
     found = Findings(
         MachineRates(1, 1e9, 1e9, 1e9, 1e9, 1e9), {}, "bfloat16", "amx", [row], budget=PeerBudget(5, 90)
@@ -194,6 +197,7 @@ def test_peers_stand_in_the_table_and_are_never_averaged_when_over_time() -> Non
     assert "over 90 s" in shown
     assert "40.0" in shown
     assert "50%" in shown
+    assert "40%" in shown  # of the limit at memory's best
     assert "200%" in shown  # of the limit with dots
     text = " ".join(notes(found))
     assert "5 s to load and 90 s for each workload" in text
@@ -222,6 +226,7 @@ def test_the_benchmark_runs_on_a_tiny_model(
     monkeypatch.setattr(
         cpu, "measure_machine", lambda threads: MachineRates(threads, 1e12, 5e12, 1e13, 2e13, 4e13)
     )
+    monkeypatch.setattr(cpu, "reading", lambda threads: nullcontext(lambda: [1e12, 4e12, 2e12]))
     path = tiny_checkpoint("llama", vocab_size=30_000, max_position_embeddings=1024)
     app = typer.Typer()
     app.command()(cpu.main)
@@ -251,6 +256,10 @@ def test_the_benchmark_runs_on_a_tiny_model(
     assert rows[3:] == ["decode", "prefill512"] * len(others)
     assert [row["engine"].split(", ")[2] for row in written["rows"][3::2]] == others
     assert all(row["tokens_per_s"] > 0 and 0 < row["limit_share"] < 1 for row in written["rows"])
+    assert all(row["read_bytes_per_s"] == 2e12 for row in written["rows"])
+    decode_row = written["rows"][0]
+    assert decode_row["bound_by"] == "bytes"
+    assert decode_row["limit_share"] == pytest.approx(2 * decode_row["best_limit_share"])
     assert written["left_out"] == ["qwen"]
     assert set(written["python_ms_per_step"]) == set(written["python_ms_of_usual_step"]) == {"1", "64"}
     assert all(0 < written["python_ms_of_usual_step"][batch] < 100 for batch in ("1", "64"))

@@ -132,7 +132,7 @@ def test_an_abort_frees_the_pages_within_two_steps_and_keeps_what_was_said() -> 
     with running(executor) as engine:
         name, deltas = submit(engine, RequestSpec("p" * 40, params=LONG))
         executor.gate.release(3)
-        first = [deltas.get(timeout=10) for _ in range(2)]
+        first = [deltas.get(timeout=60) for _ in range(2)]
         assert engine.abort(name)
         executor.open()
         output = last(deltas)
@@ -381,12 +381,12 @@ def test_why_requests_wait_and_who_holds_what() -> None:
         )
         _, two = submit(engine, RequestSpec("b" * 60, params=SamplingParams(max_tokens=5), request_id="two"))
         executor.gate.release(3)
-        one.get(timeout=10)
+        one.get(timeout=60)
         reasons: list[str] = []  # two pages are free, and one of them is the watermark
         reader = threading.Thread(target=lambda: reasons.append(str(engine.blocked()["two"])))
         reader.start()
         executor.gate.release(2)
-        reader.join(10)
+        reader.join(60)
         executor.open()
         assert reasons == ["needs 4 pages, 1 are available"]
         assert last(one).error is None
@@ -443,5 +443,5 @@ def test_a_question_that_comes_while_the_thread_ends_is_answered(monkeypatch: py
     monkeypatch.setattr(engine, "_turn", last_turn)
     assert last(submit(engine, RequestSpec("a", params=SamplingParams(max_tokens=1)))[1]).error is None
     engine.close()
-    asker.join(5)
+    asker.join(60)
     assert answers == [0]

@@ -167,7 +167,7 @@ def test_a_forgotten_executor_ends_its_thread_and_frees_its_worker() -> None:
     watched = weakref.ref(worker)
     del executor, worker
     gc.collect()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     del thread
     gc.collect()

@@ -88,7 +88,7 @@ class Served:
     state: ServerState
     records: list[RequestRecord] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    http: httpx.Client = field(default_factory=httpx.Client)
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
     @property
     def address(self) -> tuple[str, int]:
@@ -126,7 +126,7 @@ class Served:
             assert answer.headers["content-type"].startswith("text/event-stream")
             return events_of(answer.read())
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, "it did not come to that in time"
@@ -194,7 +194,7 @@ def served(
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="test-server")
     thread.start()
     try:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not runner.started:
             assert thread.is_alive()
             assert time.monotonic() < until
@@ -203,13 +203,13 @@ def served(
     finally:
         server.http.close()
         runner.should_exit = True
-        thread.join(20)
+        thread.join(60)
         engine.close()
 
 
 def raw_request(address: tuple[str, int], data: bytes, *, close_after: int | None = None) -> bytes:
     """Send bytes as they are and read what comes, or close after so many bytes."""
-    with socket.create_connection(address, timeout=20) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         connection.sendall(data)
         received = b""
         while close_after is None or len(received) < close_after:

@@ -44,7 +44,7 @@ def texts(received: bytes) -> list[str]:
 def test_an_offer_of_another_protocol_is_passed_over(server: Served, pieces: int) -> None:
     data = offering(BODY)
     step = -(-len(data) // pieces)
-    with socket.create_connection(server.address, timeout=20) as client:
+    with socket.create_connection(server.address, timeout=60) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for start in range(0, len(data), step):
             client.sendall(data[start : start + step])

@@ -158,7 +158,7 @@ def test_A18_pages_are_free_within_two_steps_of_a_client_that_left(prompt_length
     executor = FakeExecutor(num_blocks=512, max_model_len=1024, step_seconds=0.15, threaded=True)
     with served(scripted_engine(executor, max_num_batched_tokens=64, depth=1)) as server:
         body = json.dumps({"prompt": "x" * prompt_length, "max_tokens": 100, "stream": True}).encode()
-        connection = socket.create_connection(server.address, timeout=20)
+        connection = socket.create_connection(server.address, timeout=60)
         connection.sendall(http_post("/v1/completions", body))
         server.wait_until(lambda: len(executor.plans) >= 3)
         assert server.engine.client.stats().blocks_used > 0

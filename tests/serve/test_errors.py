@@ -253,7 +253,7 @@ def test_a_full_queue_is_429_with_retry_after() -> None:
 
 def raw_start(server: Served, body: dict[str, Any]) -> Any:
     """Send a request and leave the connection open."""
-    connection = socket.create_connection(server.address, timeout=20)
+    connection = socket.create_connection(server.address, timeout=60)
     connection.sendall(http_post("/v1/completions", json.dumps(body).encode()))
     return connection
 

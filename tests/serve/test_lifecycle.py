@@ -64,17 +64,22 @@ class Process:
             env=os.environ | {"PYTHONPATH": path},
         )
 
-    def wait_ready(self) -> None:
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=60)
+
+    def post(self, path: str, json: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=json, timeout=60)
+
+    def wait_ready(self, status: int = 200) -> None:
+        """Wait until it is ready, or (503) until it has begun to stop."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
             assert self.process.poll() is None, self.said()
-            try:
-                if httpx.get(self.url + "/ready").status_code == 200:
+            with contextlib.suppress(httpx.TransportError):
+                if self.get("/ready").status_code == status:
                     return
-            except httpx.TransportError:
-                pass
             time.sleep(0.05)
-        raise AssertionError("not ready in time")
+        raise AssertionError(f"/ready never answered {status}")
 
     def stream(self, tokens: int) -> tuple[threading.Thread, dict[str, Any]]:
         """Read a stream on a thread; what came is filled in."""
@@ -122,16 +127,15 @@ def test_a_signal_lets_what_runs_finish_and_takes_nothing_new(number: signal.Sig
     with slow_server() as server:
         thread, result = server.stream(40)
         server.process.send_signal(number)
-        time.sleep(0.3)
-        assert httpx.get(server.url + "/ready").status_code == 503
-        assert httpx.get(server.url + "/health").json() == {"status": "stopping"}
-        refused = httpx.post(server.url + "/v1/completions", json={"prompt": "more"})
+        server.wait_ready(503)
+        assert server.get("/health").json() == {"status": "stopping"}
+        refused = server.post("/v1/completions", json={"prompt": "more"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
         assert int(refused.headers["retry-after"]) >= 1
-        thread.join(30)
+        thread.join(60)
         assert (result["done"], result["finish_reason"]) == (True, "length")
         assert len(result["text"]) == 40
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
         assert "Traceback" not in server.said()
 
 
@@ -140,9 +144,9 @@ def test_what_does_not_end_in_time_is_aborted_and_answered() -> None:
         thread, result = server.stream(900)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(15) == 0
-        assert time.monotonic() - began < 5
-        thread.join(10)
+        assert server.process.wait(60) == 0
+        assert time.monotonic() - began < 15
+        thread.join(60)
         assert result["done"]
         assert 0 < len(result["text"]) < 100
         said = server.said()
@@ -154,13 +158,12 @@ def test_a_second_signal_ends_at_once() -> None:
     with slow_server() as server:
         thread, _ = server.stream(900)
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert server.process.poll() is None
+        server.wait_ready(503)
         began = time.monotonic()
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(5) == 130
-        assert time.monotonic() - began < 2
-        thread.join(10)
+        assert server.process.wait(60) == 130
+        assert time.monotonic() - began < 10
+        thread.join(60)
 
 
 def test_what_is_half_sent_or_not_read_at_the_end_is_closed_without_a_traceback() -> None:
@@ -177,7 +180,7 @@ def test_what_is_half_sent_or_not_read_at_the_end_is_closed_without_a_traceback(
         deaf.sendall(http_post("/v1/completions", body))
         time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(15) == 0
+        assert server.process.wait(60) == 0
         assert half.recv(65536).startswith(b"HTTP/1.1 503 ")
         said = server.said()
         assert "Traceback" not in said
@@ -193,14 +196,14 @@ def test_streams_that_are_closed_from_the_start_are_not_taken_by_sockets(
     server = Process(code, str(tiny_checkpoint("llama")), "--num-pages", "64", streams=streams)
     try:
         server.wait_ready()
-        answer = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        answer = server.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
         assert answer.status_code == 200
         if Path("/proc/self/fd").exists():
             files = Path(f"/proc/{server.process.pid}/fd")
             assert not any((files / str(number)).readlink().name.startswith("socket:") for number in range(3))
             assert (files / "2").readlink() == Path(os.devnull)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     finally:
         server.process.kill()
         server.said()
@@ -212,10 +215,10 @@ def test_a_server_outlives_whoever_read_what_it_says() -> None:
     server.process.stdout.close()
     try:
         server.wait_ready()
-        assert httpx.post(server.url + "/v1/completions", json={"prompt": "a"}).status_code == 200
-        assert httpx.get(server.url + "/metrics").status_code == 200
+        assert server.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+        assert server.get("/metrics").status_code == 200
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     finally:
         server.process.kill()
         server.process.wait()
@@ -245,12 +248,12 @@ def test_a_real_model_is_served_and_stops(tiny_checkpoint: MakeModel) -> None:
     try:
         server.wait_ready()
         asked = {"prompt": "secret words", "max_tokens": 4, "ignore_eos": True}
-        answer = httpx.post(server.url + "/v1/completions", json=asked)
+        answer = server.post("/v1/completions", json=asked)
         assert answer.status_code == 200
-        metrics = httpx.get(server.url + "/metrics").text
+        metrics = server.get("/metrics").text
         assert "vllm:generation_tokens_total" in metrics
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     finally:
         server.process.kill()
     said = server.said()

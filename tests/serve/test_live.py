@@ -51,14 +51,15 @@ def test_it_says_what_is_going_on_and_fits(width: int) -> None:
 
 def test_the_monitor_shows_pages_while_the_engine_works_and_ends_with_it() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, no_color=True)
-    engine = fake_engine(FakeExecutor(step_seconds=0.02, threaded=True))
+    shown = console.file.getvalue  # type: ignore[attr-defined]
+    engine = fake_engine(FakeExecutor(step_seconds=0.2, threaded=True))
     with ServeMonitor(engine, "title", "address", Messages(console, verbose=False, quiet=False)):
         engine.add(RequestSpec("p" * 60, params=SamplingParams(max_tokens=60)), lambda delta: None)
-        time.sleep(0.7)
+        ended = time.monotonic() + 60
+        while not ("1 running" in shown() and "█" in shown()):
+            assert time.monotonic() < ended, shown()
+            time.sleep(0.02)
     engine.close()
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "1 running" in text
-    assert "█" in text
 
 
 def test_nothing_is_shown_where_there_is_no_terminal() -> None:

@@ -202,7 +202,7 @@ def slow_server(**options: Any) -> Any:
 
 
 def open_request(server: Served, path: str, body: dict[str, Any]) -> socket.socket:
-    connection = socket.create_connection(server.address, timeout=20)
+    connection = socket.create_connection(server.address, timeout=60)
     connection.sendall(http_post(path, json.dumps(body).encode()))
     return connection
 
