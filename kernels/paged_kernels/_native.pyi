@@ -15,6 +15,28 @@ class Error(ValueError):
 def available_isas() -> tuple[str, ...]:
     """Variants that are built and that this machine can run, best first."""
 
+def gptq_strip(
+    state: _Readable,
+    unit: _Readable,
+    scales: _Readable,
+    zeros: _Readable,
+    groups: _Readable,
+    errors: _Writable,
+    codes: _Writable,
+    top: int,
+) -> None:
+    """See `gptq.round_strip`; any thread may call it, without the GIL."""
+
+def gptq_losses(
+    weights: _Readable,
+    scales: _Readable,
+    zeros: _Readable,
+    importance: _Readable,
+    losses: _Writable,
+    top: int,
+) -> None:
+    """See `gptq.losses`; any thread may call it, without the GIL."""
+
 @final
 class Buffer:
     """Zeroed memory, aligned to 64 bytes (2 MB and in huge pages if large); bytes by the buffer protocol."""

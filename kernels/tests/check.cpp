@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../src/core/gptq.hpp"
 #include "../src/core/isa.hpp"
 #include "../src/core/pool.hpp"
 #include "paged/kernels.h"
@@ -624,10 +625,57 @@ struct Checker {
     }
 };
 
+// A strip of GPTQ against the plain update: each error is taken from all later features at once. Bit by bit.
+void check_gptq(int64_t features, int64_t columns) {
+    Numbers numbers(static_cast<uint64_t>(columns));
+    const auto floats = [&](int64_t count, float low, float high) {
+        std::vector<float> made(static_cast<size_t>(count));
+        for (float& value : made) {
+            value = low + (high - low) * static_cast<float>(0.5 * numbers.next() + 0.5);
+        }
+        return made;
+    };
+    std::vector<float> left = floats(features * columns, -1, 1), unit = floats(features * features, -0.1f, 0.1f);
+    const std::vector<float> state = left, scales = floats(2 * columns, 0.05f, 0.3f);
+    std::vector<float> zeros = floats(2 * columns, 0, 15), errors(left.size());
+    std::vector<uint8_t> codes(left.size());
+    std::vector<int64_t> groups(static_cast<size_t>(features));
+    for (float& zero : zeros) {
+        zero = std::nearbyint(zero);
+    }
+    for (int64_t i = 0; i < features; i++) {
+        groups[static_cast<size_t>(i)] = i * 2 / features;
+    }
+    paged::gptq_strip(
+        paged::GptqStrip<float>{
+            state.data(), unit.data(), scales.data(), zeros.data(), groups.data(), errors.data(), codes.data(),
+            features, columns, columns, features, 15.0f
+        }
+    );
+    bool right = true;
+    for (int64_t i = 0; i < features; i++) {
+        for (int64_t c = 0; c < columns; c++) {
+            const auto at = static_cast<size_t>(i * columns + c);
+            const auto group = static_cast<size_t>(i * 2 / features * columns + c);
+            const float code = std::nearbyint(left[at] / scales[group]) + zeros[group];
+            const float kept = code < 0 ? 0 : code > 15 ? 15 : code;
+            const float error = left[at] - (kept - zeros[group]) * scales[group];
+            right = right && static_cast<float>(codes[at]) == kept && errors[at] == error;
+            for (int64_t j = i + 1; j < features; j++) {
+                left[static_cast<size_t>(j * columns + c)] -= unit[static_cast<size_t>(i * features + j)] * error;
+            }
+        }
+    }
+    expect(right, "gptq " + std::to_string(features) + " x " + std::to_string(columns));
+}
+
 }  // namespace
 
 int main() {
     paged::Pool pool(2, {});
+    check_gptq(1, 1);
+    check_gptq(32, 96);
+    check_gptq(20, 70);
     for (const std::string& isa : paged::available_isas()) {
         const PagedTable* table = paged::load_table(isa);
         const int before = checks;

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pagedcli.quant.gram import InputStatistics, quadratic
-from pagedcli.quant.grid import Grid, GridKind, full_grid, searched_grid
+from pagedcli.quant.grid import Grid, GridKind, full_grid, of_differences, searched_grid
 from pagedcli.quant.workers import Workers, row_blocks
 
 RATIOS = tuple(step / 20 for step in range(20))
@@ -146,7 +146,7 @@ def _clipped_in_turn(grouped: Tensor, full: Grid, gram: Tensor, kind: GridKind) 
         def loss(error: Tensor, own: Tensor = own, others: Tensor = others) -> Tensor:
             return (error @ own).add_(others).mul_(error).sum(-1, keepdim=True)
 
-        found = searched_grid(weights, kind, loss)
+        found = searched_grid(weights, kind, of_differences(weights, kind, loss))
         error = found.nearest(weights, kind).sub_(weights)
         better = loss(error) < loss(errors[:, columns])
         scales[:, index] = torch.where(better, found.scales, scales[:, index : index + 1]).squeeze(1)

@@ -6,14 +6,16 @@ Pre-trained Transformers" (2022, arXiv:2210.17323). Imports torch; computes in t
 Weights lie as [in, out], a feature's weights side by side. With U the upper factor of the inverse Hessian
 (H^-1 = U^T U), feature i is rounded and its error e = w_i - q_i is taken from the later ones:
 w_j -= e * U_ij / U_ii. Errors reach the features of the same strip at once, those of the same block after the strip,
-all others after the block: the same sums in larger products.
+all others after the block: the same sums in larger products. A strip is one call of `paged_kernels.gptq`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from paged_kernels.gptq import losses, round_strip
 from torch import Tensor
 
 from pagedcli.quant.grid import Grid, GridKind, full_grid, searched_grid
@@ -30,12 +32,14 @@ class Factor:
     """The inverse Hessian of one linear, ready for use.
 
     Attributes:
-        upper: [in, in] U with H^-1 = U^T U, features in the order of work.
+        unit: [in, in] U_ij / U_ii of U with H^-1 = U^T U, features in the order of work.
+        importance: [in] 1 / U_ii^2: what an error of a feature costs, the later ones making up for it.
         order: [in] int64, the feature that is worked on first, second, ...
         damp: That made the factorization work.
     """
 
-    upper: Tensor
+    unit: Tensor
+    importance: Tensor
     order: Tensor
     damp: float
 
@@ -64,7 +68,9 @@ def factorize(gram: Tensor, damp: float, *, by_activation: bool) -> Factor | Non
         if upper is None:
             upper = _inverse_factor(hessian.double(), damp * mean)
         if upper is not None:
-            return Factor(upper.to(gram.dtype), order, damp)
+            inverse = upper.to(gram.dtype).diagonal().reciprocal()
+            unit = upper.to(gram.dtype).contiguous().mul_(inverse.unsqueeze(1))
+            return Factor(unit, inverse.square(), order, damp)
         damp = max(damp * _STEP, _FIRST_DAMP)
     return None
 
@@ -126,22 +132,19 @@ def round_weights(weights: Tensor, factor: Factor, plan: GroupPlan, kind: GridKi
         plan: Of the groups.
         kind: Of the grids.
     """
-    order = factor.order
+    order, unit = factor.order, factor.unit
     state = weights.T[order]  # [in, out], a copy
-    importance = factor.upper.diagonal().reciprocal().square()
     groups = order // plan.size
     if plan.moving:
         groups = torch.arange(len(order)) // plan.size
-    grids = _Grids(state, groups, importance, plan, kind)
-    unit = factor.upper / factor.upper.diagonal().unsqueeze(1)
+    grids = _Grids(state, groups, factor.importance, plan, kind)
     codes = torch.empty(state.shape, dtype=torch.uint8)
-    for first in range(0, len(order), BLOCK):
-        last = min(first + BLOCK, len(order))
+    for first, last in _stretches(0, len(order), BLOCK, plan):
         errors = state.new_empty((last - first, state.shape[1]))
-        for start in range(first, last, STRIP):
-            end = min(start + STRIP, last)
+        for start, end in _stretches(first, last, STRIP, plan):
+            grids.make(start)
             strip = errors[start - first : end - first]
-            _round_strip(state, codes, strip, unit, grids, start, end)
+            _round_strip(state[start:end], unit[start:end, start:end], grids, start, strip, codes[start:end])
             state[end:last].addmm_(unit[start:end, end:last].T, strip, alpha=-1)
         state[last:].addmm_(unit[first:last, last:].T, errors, alpha=-1)
     back = torch.argsort(order)
@@ -149,58 +152,86 @@ def round_weights(weights: Tensor, factor: Factor, plan: GroupPlan, kind: GridKi
     return Rounded(codes[back].T.contiguous(), grids.joined(), None if in_order else groups[back].int())
 
 
+def _stretches(first: int, last: int, most: int, plan: GroupPlan) -> Iterator[tuple[int, int]]:
+    """From `first` to `last`, `most` features at a time.
+
+    A moving group begins with a stretch, as its grid is made from weights that have taken up all earlier errors.
+    """
+    while first < last:
+        end = min(first + most, last)
+        if plan.moving:
+            next_group = (first // plan.size + 1) * plan.size
+            end = min(end, max(next_group, end // plan.size * plan.size))
+        yield first, end
+        first = end
+
+
 def _round_strip(
-    state: Tensor, codes: Tensor, errors: Tensor, unit: Tensor, grids: _Grids, start: int, end: int
+    state: Tensor, unit: Tensor, grids: _Grids, start: int, errors: Tensor, codes: Tensor
 ) -> None:
-    """Features `start` to `end` - 1, one after the other; few operations each, as a feature's weights are short."""
-    steps, zeros = torch.empty_like(errors), []
-    rows, following = list(zip(state[start:end], errors, steps, strict=True)), unit[start:end, start:end]
-    for index, (weights, error, taken) in enumerate(rows):
-        grid = grids.at(start + index)
-        grid.steps(weights, grids.kind, out=taken)
-        torch.addcmul(weights, taken, grid.scales, value=-1, out=error)
-        zeros.append(grid.zeros)
-        if start + index + 1 < end:
-            state[start + index + 1 : end].addr_(following[index, index + 1 :], error, alpha=-1)
-    codes[start:end] = steps.add_(grids.kind.middle if grids.kind.symmetric else torch.stack(zeros))
+    round_strip(
+        state.numpy(),
+        unit.numpy(),
+        grids.scales.numpy(),
+        grids.zeros.numpy(),
+        grids.groups[start : start + len(state)].numpy(),
+        errors.numpy(),
+        codes.numpy(),
+        grids.kind.top,
+    )
 
 
 class _Grids:
-    """The grid of each feature in the order of work, made when it is first asked for."""
+    """The grid of each feature in the order of work; those of moving groups are made when work reaches them.
+
+    Attributes:
+        kind: Of all.
+        groups: [in] int64, the group of each feature.
+        scales: [groups, out].
+        zeros: [groups, out].
+    """
 
     def __init__(
         self, state: Tensor, groups: Tensor, importance: Tensor, plan: GroupPlan, kind: GridKind
     ) -> None:
-        self.kind = kind
+        self.kind, self.groups = kind, groups
         self._state, self._importance, self._plan = state, importance, plan
-        self._groups: list[int] = groups.tolist()
-        count = -(-len(self._groups) // plan.size)
-        shape = (count, state.shape[1])
-        self._scales, self._zeros = state.new_empty(shape), state.new_empty(shape)
-        self._made = [False] * count
+        count = -(-len(groups) // plan.size)
+        self.scales, self.zeros = (state.new_empty((count, state.shape[1])) for _ in range(2))
         if not plan.moving:
             for group in range(count):
                 self._make(group, (groups == group).nonzero().squeeze(1))
 
-    def at(self, index: int) -> Grid:
-        """Scales and zero points [out] of the feature that is worked on at `index`."""
-        group = self._groups[index]
-        if not self._made[group]:
-            self._make(group, torch.arange(index, min(index + self._plan.size, len(self._groups))))
-        return Grid(self._scales[group], self._zeros[group])
+    def make(self, index: int) -> None:
+        """Make the grid of a moving group that begins with the feature at `index`."""
+        if self._plan.moving and index % self._plan.size == 0:
+            end = min(index + self._plan.size, len(self.groups))
+            self._make(index // self._plan.size, torch.arange(index, end))
 
     def joined(self) -> Grid:
         """Of shape [out, groups]."""
-        return Grid(self._scales.T.contiguous(), self._zeros.T.contiguous())
+        return Grid(self.scales.T.contiguous(), self.zeros.T.contiguous())
 
     def _make(self, group: int, indices: Tensor) -> None:
         grouped = self._state[indices].T.contiguous()  # [out, size]
         importance = self._importance[indices]
         if self._plan.search:
-            grid = searched_grid(
-                grouped, self.kind, lambda error: error.square_().mul_(importance).sum(-1, keepdim=True)
-            )
+            grid = searched_grid(grouped, self.kind, _GroupLoss(grouped, importance, self.kind.top))
         else:
             grid = full_grid(grouped, self.kind)
-        self._scales[group], self._zeros[group] = grid.scales.squeeze(1), grid.zeros.squeeze(1)
-        self._made[group] = True
+        self.scales[group], self.zeros[group] = grid.scales.squeeze(1), grid.zeros.squeeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupLoss:
+    """What a grid of groups [out, size] costs, [out, 1]: errors weighted by the features' importance [size]."""
+
+    grouped: Tensor
+    importance: Tensor
+    top: int
+
+    def __call__(self, grid: Grid) -> Tensor:
+        found = torch.empty_like(grid.scales)
+        scales, zeros, importance = grid.scales.numpy(), grid.zeros.numpy(), self.importance.numpy()
+        losses(self.grouped.numpy(), scales, zeros, importance, found.numpy(), self.top)
+        return found

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SHRINK = tuple(1 - step / 20 for step in range(11))
-"""Parts of an end of the full range that are tried when a range is searched, widest first."""
+SHRINK = tuple(1 - step / 20 for step in range(1, 11))
+"""Parts of an end of the full range that are tried when a range is searched, widest first; and the whole of it."""
 
 _SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _LEAST_SCALES = {"float16": 2.0**-24, "bfloat16": 2.0**-126}
@@ -71,9 +71,9 @@ class Grid:
         """Weights of codes."""
         return (codes - self.zeros).mul_(self.scales)
 
-    def steps(self, weights: Tensor, kind: GridKind, out: Tensor | None = None) -> Tensor:
+    def steps(self, weights: Tensor, kind: GridKind) -> Tensor:
         """Codes less their zero points, of weights that broadcast with the scales: from -zero to top - zero."""
-        steps = torch.div(weights, self.scales, out=out).round_()
+        steps = torch.div(weights, self.scales).round_()
         if kind.symmetric:
             middle = kind.middle
             return steps.clamp_(-middle, kind.top - middle)
@@ -107,8 +107,13 @@ def full_grid(grouped: Tensor, kind: GridKind) -> Grid:
     return grid_of_range(*range_of(grouped), kind)
 
 
-Loss = Callable[[Tensor], Tensor]
-"""From differences [..., group_size] to a loss of each group, [..., 1]."""
+Loss = Callable[[Grid], Tensor]
+"""From the grids of some groups, [..., 1], to what each costs, [..., 1]."""
+
+
+def of_differences(grouped: Tensor, kind: GridKind, loss: Callable[[Tensor], Tensor]) -> Loss:
+    """A loss of groups [..., group_size] from the differences that their grids make, of the same shape."""
+    return lambda grid: loss(grid.nearest(grouped, kind).sub_(grouped))
 
 
 def searched_grid(grouped: Tensor, kind: GridKind, loss: Loss) -> Grid:
@@ -119,10 +124,10 @@ def searched_grid(grouped: Tensor, kind: GridKind, loss: Loss) -> Grid:
     Args:
         grouped: [..., group_size].
         kind: Of the grids.
-        loss: Of the differences that a grid makes.
+        loss: Of each group's grid.
     """
     low, high = range_of(grouped)
-    search = _RangeSearch(grouped, kind, loss, low, high)
+    search = _RangeSearch(kind, loss, low, high)
     search.draw_in(low, high)
     if not kind.symmetric:
         search.draw_in(low, None)
@@ -133,22 +138,20 @@ def searched_grid(grouped: Tensor, kind: GridKind, loss: Loss) -> Grid:
 class _RangeSearch:
     """The best range of each group so far, and its loss."""
 
-    def __init__(self, grouped: Tensor, kind: GridKind, loss: Loss, low: Tensor, high: Tensor) -> None:
-        self._grouped, self._kind, self._loss = grouped, kind, loss
+    def __init__(self, kind: GridKind, loss: Loss, low: Tensor, high: Tensor) -> None:
+        self._kind, self._loss = kind, loss
         self.low, self.high = low, high
-        self._least = self._of(grid_of_range(low, high, kind))
+        self._least = loss(grid_of_range(low, high, kind))
 
     def draw_in(self, low: Tensor | None, high: Tensor | None) -> None:
-        """Try parts of the given ends; an end that is None stays as it is best so far."""
-        lows = [self.low if low is None else low * part for part in SHRINK[1:]]
-        highs = [self.high if high is None else high * part for part in SHRINK[1:]]
-        grids = grid_of_range(torch.stack(lows), torch.stack(highs), self._kind)  # short rows: all in one go
-        for tried_low, tried_high, scales, zeros in zip(lows, highs, grids.scales, grids.zeros, strict=True):
-            found = self._of(Grid(scales, zeros))
-            better = found < self._least
-            self._least = torch.where(better, found, self._least)
-            self.low = torch.where(better, tried_low, self.low)
-            self.high = torch.where(better, tried_high, self.high)
-
-    def _of(self, grid: Grid) -> Tensor:
-        return self._loss(grid.nearest(self._grouped, self._kind).sub_(self._grouped))
+        """Try parts of the given ends; an end that is None stays as it is best so far. The widest of equals wins."""
+        parts = self.low.new_tensor(SHRINK).view(-1, *[1] * self.low.dim())
+        lows = self.low.expand(len(SHRINK), *self.low.shape) if low is None else low * parts
+        highs = self.high.expand(len(SHRINK), *self.high.shape) if high is None else high * parts
+        grids = grid_of_range(lows, highs, self._kind)
+        pairs = zip(grids.scales, grids.zeros, strict=True)
+        losses = torch.stack([self._least, *(self._loss(Grid(scales, zeros)) for scales, zeros in pairs)])
+        self._least, best = losses.min(0, keepdim=True)
+        self._least = self._least.squeeze(0)
+        self.low = torch.cat((self.low.unsqueeze(0), lows)).gather(0, best).squeeze(0)
+        self.high = torch.cat((self.high.unsqueeze(0), highs)).gather(0, best).squeeze(0)

@@ -140,7 +140,7 @@ class LayerQuantizer:
         def part(rows: slice) -> gptq.Rounded:
             return gptq.round_weights(dense[rows], factor, groups, self._kind)
 
-        found = self._workers.map(part, row_blocks(len(dense), _GPTQ_ROWS))
+        found = self._workers.map(part, row_blocks(len(dense)))
         codes, grid = _joined([(part.codes, part.grid) for part in found])
         note = "" if factor.damp == options.damp else f"damping raised to {factor.damp:g}"
         return _Made(codes, grid, found[0].g_idx, "gptq", damp=factor.damp, note=note)
@@ -239,10 +239,6 @@ class LayerQuantizer:
         shown = None if statistics is None else _relative(fused_error, fused_size)
         self._finished(" + ".join(plan.names), shown)
         return effective
-
-
-_GPTQ_ROWS = 1024
-"""Rows of one GPTQ task: the steps of one feature cost a call each, so that fewer and longer ones are better."""
 
 
 def _can_fold(origin: Origin, in_features: int) -> bool:

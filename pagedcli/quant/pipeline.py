@@ -35,7 +35,7 @@ from pagedcli.quant.stream import CalibrationOps, Stream, embedded, product_dtyp
 from pagedcli.quant.work import WorkFolder, open_work
 from pagedcli.quant.workers import Workers, workers
 
-FORMAT = 3
+FORMAT = 4
 """Of the work folder and of everything that decides bytes; raised when either changes."""
 
 Samples = Sequence[Sequence[int]] | np.ndarray[Any, np.dtype[np.int64]]

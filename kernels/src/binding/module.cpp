@@ -45,6 +45,8 @@ PyMODINIT_FUNC PyInit__native() {
     using namespace paged::binding;
     static PyMethodDef functions[] = {
         {"available_isas", fast<isas>(), METH_FASTCALL, nullptr},
+        {"gptq_losses", fast<gptq_losses_of>(), METH_FASTCALL, nullptr},
+        {"gptq_strip", fast<gptq_strip_of>(), METH_FASTCALL, nullptr},
         {nullptr, nullptr, 0, nullptr},
     };
     static PyModuleDef definition{

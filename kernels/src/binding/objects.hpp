@@ -64,6 +64,10 @@ struct QuantizedArguments {
 // Runtime.pack_quantized, which is in quantized.cpp.
 PyObject* pack_quantized(PyObject* self, PyObject* const* values, Py_ssize_t count);
 
+// gptq_strip and gptq_losses, which are in gptq.cpp.
+PyObject* gptq_strip_of(PyObject* self, PyObject* const* values, Py_ssize_t count);
+PyObject* gptq_losses_of(PyObject* self, PyObject* const* values, Py_ssize_t count);
+
 // One caller at a time: a second one is told, it does not wait.
 class Busy {
 public:

@@ -5,7 +5,7 @@ import torch
 
 from pagedcli.quant.awq import RATIOS, candidates, clipped_grid, search_scales, weight_means
 from pagedcli.quant.gram import measure, output_error
-from pagedcli.quant.grid import Grid, GridKind, full_grid, searched_grid
+from pagedcli.quant.grid import Grid, GridKind, full_grid, of_differences, searched_grid
 from pagedcli.quant.workers import workers
 
 KIND = GridKind(4, False, "float16")
@@ -117,9 +117,9 @@ def test_clipping_makes_the_error_of_the_whole_output_less() -> None:
     alone = []
     for index in range(4):
         own = gram[32 * index : 32 * (index + 1), 32 * index : 32 * (index + 1)]
-        alone.append(
-            searched_grid(grouped[:, index], KIND, lambda e, own=own: ((e @ own) * e).sum(-1, keepdim=True))
-        )
+        weights_of = grouped[:, index]
+        loss = of_differences(weights_of, KIND, lambda e, own=own: ((e @ own) * e).sum(-1, keepdim=True))
+        alone.append(searched_grid(weights_of, KIND, loss))
     apart = Grid(torch.cat([grid.scales for grid in alone], 1), torch.cat([grid.zeros for grid in alone], 1))
     inputs = torch.cat(samples).double()
     found, before, best_apart = (wrong_outputs(weights, each, inputs)[:200] for each in (grid, full, apart))
