@@ -18,7 +18,9 @@ namespace {
 constexpr int64_t MAX_CALLS = 4096;  // of one epoch; longer lists run in pieces
 // What a thread fetches ahead at most, and at a time between two looks at what it waits for.
 constexpr int64_t AHEAD_BYTES = 256 << 10, FETCH_BYTES = 256, LINE = 64;
-constexpr auto SPIN_TIME = std::chrono::microseconds(100);
+// Within a run, for the others; and between two, for what the caller does from one step to the next: to be woken by the
+// system takes longer than most of that.
+constexpr auto SPIN_TIME = std::chrono::microseconds(100), SPIN_TIME_BETWEEN = std::chrono::microseconds(400);
 
 constexpr int FIELD_BITS = 22;
 constexpr uint64_t FIELD = (uint64_t{1} << FIELD_BITS) - 1;
@@ -133,7 +135,9 @@ void Pool::serve(int thread) {
     }
     uint64_t seen = 0;
     for (;;) {
-        wait([&] { return epoch_.load() != seen; }, [] {});
+        Fetched fetched;
+        // The next run most likely begins as the last one did.
+        wait([&] { return epoch_.load() != seen; }, [&] { fetch_some(thread, 0, fetched); }, SPIN_TIME_BETWEEN);
         if (stop_.load()) {
             return;
         }
@@ -207,7 +211,7 @@ bool Pool::wait_done(int thread, int64_t index, uint64_t epoch, Fetched& fetched
             word = progress_[index].word.load();
             return progress_epoch(word) != epoch || progress_left(word) == 0;
         },
-        [&] { fetch_some(thread, index, fetched); }
+        [&] { fetch_some(thread, index, fetched); }, SPIN_TIME
     );
     return progress_epoch(word) == epoch;
 }
@@ -236,11 +240,11 @@ void Pool::fetch_some(int thread, int64_t index, Fetched& fetched) {
 }
 
 template <class Done, class Meanwhile>
-void Pool::wait(Done done, Meanwhile meanwhile) {
+void Pool::wait(Done done, Meanwhile meanwhile, std::chrono::microseconds spin) {
     if (done()) {
         return;
     }
-    const auto limit = std::chrono::steady_clock::now() + SPIN_TIME;
+    const auto limit = std::chrono::steady_clock::now() + spin;
     for (int spins = 1;; spins++) {
         meanwhile();
         pause();

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -81,7 +82,7 @@ private:
     void fetch_some(int thread, int64_t index, Fetched& fetched);
     void finish_items(int thread, const Call* calls, int64_t index, uint64_t count);
     template <class Done, class Meanwhile>
-    void wait(Done done, Meanwhile meanwhile);
+    void wait(Done done, Meanwhile meanwhile, std::chrono::microseconds spin);
     void wake();
 
     Range& range(int64_t call, int thread) { return ranges_[call * threads_ + thread]; }
