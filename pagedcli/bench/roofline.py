@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 440, 70, 20, 40, 50
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 880, 440, 70, 150, 40, 50
+LABEL_HEIGHT = 14
 INK, ROOF, POINT, GRID = "#24292f", "#57606a", "#0969da", "#d0d7de"
 
 
@@ -75,7 +76,7 @@ def roofline_svg(
     label_y = -math.inf
     for point in sorted(points, key=lambda point: -point.flops_per_s):
         x, y = axes.x(point.flops_per_byte), axes.y(point.flops_per_s)
-        label_y = max(y + 4, label_y + 14)  # below the one above it
+        label_y = max(y + 4, label_y + LABEL_HEIGHT)  # below the one above it
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{POINT}"/>')
         parts.append(_text(x + 9, label_y, point.label, INK))
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -110,14 +111,17 @@ def _grid(axes: _Axes) -> list[str]:
 
 def _roofs(axes: _Axes, bytes_per_s: float, roofs: Sequence[tuple[str, float]]) -> list[str]:
     parts = []
-    for index, (name, rate) in enumerate(roofs):
+    for index, (_, rate) in enumerate(roofs):
         used = index == len(roofs) - 1
         ridge = rate / bytes_per_s
         y, width = axes.y(rate), 2 if used else 1
         parts.append(
             _line(axes.x(max(ridge, 10.0**axes.x_low)), y, WIDTH - RIGHT, y, ROOF, width, dashed=not used)
         )
-        parts.append(_text(WIDTH - RIGHT - 4, y - 5, f"{name}, {rate / 1e9:,.0f}", ROOF, anchor="end"))
+    label_y = -math.inf
+    for name, rate in sorted(roofs, key=lambda roof: -roof[1]):  # beside the plot, where no point's label is
+        label_y = max(axes.y(rate) + 4, label_y + LABEL_HEIGHT)
+        parts.append(_text(WIDTH - RIGHT + 5, label_y, f"{name}, {rate / 1e9:,.0f}", ROOF))
     high = max(rate for _, rate in roofs) / bytes_per_s
     low = max(10.0**axes.x_low, 10.0**axes.y_low / bytes_per_s)
     start, end = (axes.x(low), axes.y(low * bytes_per_s)), (axes.x(high), axes.y(high * bytes_per_s))
@@ -138,4 +142,5 @@ def _line(
 
 def _text(x: float, y: float, text: str, color: str, *, anchor: str = "start", size: int = 12) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} fill="{color}" font-size="{size}">{escape(text)}</text>'
+    halo = 'stroke="white" stroke-width="4" paint-order="stroke"'  # lines do not run through letters
+    return f'<text {place} {halo} fill="{color}" font-size="{size}">{escape(text)}</text>'
