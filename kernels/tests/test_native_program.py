@@ -190,7 +190,7 @@ def tasks() -> set[int]:
 
 
 def test_idle_threads_sleep() -> None:
-    """Not only little: an idle thread computes nothing. One that still spins would be seen however busy a machine is."""
+    """An idle thread computes nothing at all; one that still spins is seen however busy a machine is."""
     before = tasks()
     model = TinyModel(Runtime(3), "float32")
     model.run([(0, 0, 10)])
