@@ -45,7 +45,7 @@ def chunks(*parts: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-def ask(*pieces: bytes, pause_s: float = 0.0, stay_open: bool = False, timeout_s: float = 5.0) -> Answer:
+def ask(*pieces: bytes, pause_s: float = 0.0, stay_open: bool = False, timeout_s: float = 60.0) -> Answer:
     """One request to a server that sends these pieces and closes."""
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
