@@ -48,6 +48,6 @@ from pathlib import Path
 import paged_kernels
 
 found = {file.stem for file in Path(paged_kernels.__file__).parent.glob("_cpu_*.so")}
-wanted = {"x86_64": "amx avx512bf16 avx512 avx2 portable", "aarch64": "neon portable"}[platform.machine()]
+wanted = {"x86_64": "amx avx512bf16 avx512 avx2 portable", "aarch64": "neondot neon portable"}[platform.machine()]
 assert found == {f"_cpu_{isa}" for isa in wanted.split()}, found
 LIBRARIES

@@ -4,6 +4,8 @@
 // Every array is a heap block of exactly its size, so that the address sanitizer sees each step beyond it. Results are
 // compared with plain loops in double precision, and rows with themselves in other company, bit by bit. The calls go
 // through the thread pool, so that the thread sanitizer sees it at work.
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../src/core/gptq.hpp"
@@ -669,10 +672,51 @@ void check_gptq(int64_t features, int64_t columns) {
     expect(right, "gptq " + std::to_string(features) + " x " + std::to_string(columns));
 }
 
+// A kernel whose first item waits until the others of its call are done.
+struct Stalled {
+    static constexpr int64_t ITEMS = 64;
+    std::atomic<int64_t> others{0};
+    std::atomic<bool> was_alone{false};
+
+    static int64_t items(const void*) { return ITEMS; }
+    static int64_t grain(const void*) { return 1; }
+    static void run(const void* params, int64_t first, int64_t last, void*) {
+        auto& self = *static_cast<Stalled*>(const_cast<void*>(params));
+        if (first > 0) {
+            self.others += last - first;
+            return;
+        }
+        const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        while (self.others < ITEMS - 1 && !self.was_alone) {
+            self.was_alone = std::chrono::steady_clock::now() > limit;
+            std::this_thread::yield();
+        }
+    }
+};
+
+// A thread that the system, or a neighbour on its core, keeps from running holds up the item that it is in, no more.
+void check_stalls() {
+    const PagedKernel kernel{Stalled::items, Stalled::grain, Stalled::run};
+    for (int threads : {2, 3, 5}) {
+        paged::Pool pool(threads, {});
+        for (int round = 0; round < 20; round++) {
+            Stalled calls[2];
+            const paged::Call both[] = {{&kernel, &calls[0]}, {&kernel, &calls[1]}};
+            pool.run(both, 2);
+            const bool held_up = calls[0].was_alone || calls[1].was_alone;
+            expect(!held_up, std::to_string(threads) + " threads, one of them stalled");
+            if (held_up) {
+                return;  // it took a minute
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     paged::Pool pool(2, {});
+    check_stalls();
     check_gptq(1, 1);
     check_gptq(32, 96);
     check_gptq(20, 70);

@@ -52,6 +52,10 @@ class TinyModel:
 
     def run(self, chunks: list[tuple[int, int, int]]) -> Array:
         """Chunks (sequence, start, end) of fixed token sequences; logits of all rows."""
+        self.program.run(*self.step_of(chunks))
+        return self.program.logits().copy()
+
+    def step_of(self, chunks: list[tuple[int, int, int]]) -> tuple[Array, ...]:
         blocks = 64 // self.block_size
         positions = np.concatenate([np.arange(start, end) for _, start, end in chunks])
         sequence = np.repeat([s for s, _, _ in chunks], [end - start for _, start, end in chunks])
@@ -61,7 +65,7 @@ class TinyModel:
         )
         place = np.searchsorted(starts, np.arange(len(positions)), side="right") - 1
         slots = table[place, positions // self.block_size] * self.block_size + positions % self.block_size
-        self.program.run(
+        return (
             (positions * 31 + sequence * 17) % VOCABULARY,
             positions,
             slots.astype(np.int64),
@@ -70,7 +74,6 @@ class TinyModel:
             table,
             np.arange(len(positions)),
         )
-        return self.program.logits().copy()
 
 
 @isas
@@ -177,13 +180,57 @@ def test_an_unknown_variant_is_refused_with_those_that_exist(monkeypatch: pytest
     assert Runtime(1).isa == available_isas()[0]
 
 
+def cpu_seconds(tasks: set[int]) -> dict[int, float]:
+    """What each thread of this process has computed so far, to the nanosecond (Linux: a clock for every thread)."""
+    return {task: time.clock_gettime((~task << 3) | 6) for task in tasks}
+
+
+def tasks() -> set[int]:
+    return {int(folder.name) for folder in Path("/proc/self/task").iterdir()}
+
+
 def test_idle_threads_sleep() -> None:
+    """An idle thread computes nothing at all; one that still spins is seen however busy a machine is."""
+    before = tasks()
     model = TinyModel(Runtime(3), "float32")
     model.run([(0, 0, 10)])
-    time.sleep(0.05)
-    before = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - before < 0.05
+    mine = tasks() - before
+    assert len(mine) == 2
+    deadline = time.monotonic() + 60
+    spent = {0: -1.0}
+    while cpu_seconds(mine) != spent:
+        assert time.monotonic() < deadline, "they go on computing"
+        spent = cpu_seconds(mine)
+        time.sleep(0.3)
+    assert min(spent.values()) > 0
+
+
+def test_a_step_lets_other_python_threads_run() -> None:
+    """Nobody but a step gives the lock away here: Python itself would only after an hour."""
+    model = TinyModel(Runtime(2), "float32")
+    step = model.step_of([(0, 0, 60)])  # arrays' operations would give it away
+    go, ran = threading.Lock(), [False]
+    go.acquire()
+
+    def wait() -> None:
+        go.acquire()
+        ran[0] = True
+
+    waiting = threading.Thread(target=wait)
+    interval = sys.getswitchinterval()
+    waiting.start()
+    sys.setswitchinterval(3600)
+    try:
+        go.release()
+        for _ in range(100_000):  # a busy machine may need some steps until the other thread is there
+            if ran[0]:
+                break
+            model.program.run(*step)
+        has_run = ran[0]
+    finally:
+        sys.setswitchinterval(interval)
+    waiting.join()
+    assert has_run
 
 
 def test_a_second_caller_is_told_not_made_to_wait() -> None:
@@ -230,8 +277,7 @@ def test_the_module_imports_neither_torch_nor_the_engine() -> None:
 
 
 def affinities() -> set[frozenset[int]]:
-    tasks = [int(folder.name) for folder in Path("/proc/self/task").iterdir()]
-    return {frozenset(os.sched_getaffinity(task)) for task in tasks}
+    return {frozenset(os.sched_getaffinity(task)) for task in tasks()}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +17,7 @@ from pagedcli.core.scheduler import Scheduler
 from pagedcli.engine.admission import QueueLimits
 from pagedcli.engine.client import EngineSettings, EngineThread
 from pagedcli.engine.executor import ExecutorInfo, StepHandle
+from pagedcli.engine.timing import Cause, Timing
 from pagedcli.workloads.requests import WorkloadRequest
 from tests.fakes import VOCAB_SIZE, ByteTokenizer, FakeExecutor
 
@@ -26,13 +27,24 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 100.0
+        self._idle = threading.Event()
 
     def __call__(self) -> float:
         return self.now
 
+    def watch(self, timing: Timing) -> None:
+        """Learn from its marks whether the engine's thread has nothing to do."""
+        mark = timing.mark
+
+        def noting(cause: Cause, now: float | None = None) -> None:
+            mark(cause, now)
+            (self._idle.set if cause == "no_work" else self._idle.clear)()
+
+        timing.mark = noting  # type: ignore[method-assign]
+
     def sleep(self, seconds: float) -> None:
         """Move on, but only once the engine's thread has seen that there is nothing to do."""
-        time.sleep(0.05)
+        assert self._idle.wait(60)
         self.now += seconds
 
 
@@ -98,7 +110,9 @@ def run_scripted(
     core = Scheduler(config, kv, max_model_len=256)
     recorder = Recorder(ClockedExecutor(executor, clock), clock, VOCAB_SIZE)
     settings = EngineSettings(0, depth, limits=QueueLimits())
-    client = EngineThread(core, recorder, ByteTokenizer(), settings, clock=clock).start()
+    client = EngineThread(core, recorder, ByteTokenizer(), settings, clock=clock)
+    clock.watch(client.timing)
+    client.start()
     try:
         drive = Drive(client, core, recorder, workload, clock, watch, sleep=clock.sleep)
         return drive.run(

@@ -107,7 +107,7 @@ def test_without_a_terminal_a_run_gives_lines_and_none_when_quiet(monkeypatch: p
 def _wait_for(condition: Any) -> None:
     import time
 
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -75,7 +75,11 @@ def test_an_input_without_end_is_read_no_further_than_the_window():
 
     thread = threading.Thread(target=work)
     thread.start()
-    time.sleep(0.3)
+    until = time.monotonic() + 60
+    while len(client.added) < 4:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(0.1)
     assert len(client.added) == 4
     job.interrupt()
     thread.join(timeout=60)

@@ -50,7 +50,7 @@ def rows_so_far(folder):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def wait_for(condition, seconds=30.0):
+def wait_for(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"

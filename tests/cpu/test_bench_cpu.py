@@ -162,7 +162,7 @@ def test_a_peer_that_is_slow_is_over_its_time_and_begins_anew(fake_peer: Peer, t
     workloads = {"first": "output", "slow": "total", "odd": "total", "last": "prompt"}
     started = time.monotonic()
     results = run_peer(fake_peer, tmp_path, workloads, 1, PeerBudget(load_s=20, workload_s=2))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100  # what is over its time would take 600 s
     assert [str(results[name]) for name in workloads] == ["10.0", "over 2 s", "failed", "20.0"]
     assert results["slow"].tokens_per_s is None
     assert results["odd"].error == "ValueError: odd"
@@ -262,7 +262,7 @@ def test_the_benchmark_runs_on_a_tiny_model(
     assert decode_row["limit_share"] == pytest.approx(2 * decode_row["best_limit_share"])
     assert written["left_out"] == ["qwen"]
     assert set(written["python_ms_per_step"]) == set(written["python_ms_of_usual_step"]) == {"1", "64"}
-    assert all(0 < written["python_ms_of_usual_step"][batch] < 100 for batch in ("1", "64"))
+    assert all(0 < written["python_ms_of_usual_step"][batch] < 1000 for batch in ("1", "64"))
     assert written["ready"]["seconds"] > 0
     assert "Python per step at batch 64" in result.stdout
     drawing = ElementTree.fromstring(plot.read_text())

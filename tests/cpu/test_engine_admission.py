@@ -116,7 +116,7 @@ def test_an_engine_without_limits_takes_what_comes() -> None:
 
 def wait_for(condition: object) -> None:
     event = threading.Event()
-    for _ in range(2000):
+    for _ in range(12_000):
         if condition():  # type: ignore[operator]
             return
         event.wait(0.005)

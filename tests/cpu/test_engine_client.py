@@ -277,8 +277,8 @@ def test_a_sink_may_call_the_engine() -> None:
                 engine.close()
 
         engine.add(RequestSpec("x", params=params, request_id="same"), again)
-        assert engine.drain(10)
-        deadline = time.monotonic() + 10
+        assert engine.drain(60)
+        deadline = time.monotonic() + 60
         while outputs.qsize() < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert outputs.qsize() == 3
@@ -315,21 +315,30 @@ def test_close_aborts_and_close_with_drain_serves() -> None:
 def test_the_thread_sleeps_when_there_is_no_work() -> None:
     with running() as engine:
         answer(engine, "a", SamplingParams(max_tokens=3))
-        before = time.process_time()
-        time.sleep(0.5)
-        assert time.process_time() - before < 0.1
-        stats = engine.stats()
-        assert stats.gap_seconds.no_work > 0.4
-        assert stats.executor_busy_total < 0.5
+        assert engine._thread.native_id is not None
+        clock, spent, until = (
+            (~engine._thread.native_id << 3) | 6,
+            -1.0,
+            time.monotonic() + 60,
+        )  # Linux's of a thread
+        while spent != (spent := time.clock_gettime(clock)):
+            assert time.monotonic() < until, "it goes on computing"
+            time.sleep(0.3)
+        assert spent > 0
+        before = engine.stats()
+        time.sleep(0.3)
+        after = engine.stats()
+        assert after.gap_seconds.no_work - before.gap_seconds.no_work > 0.2
+        assert after.executor_seconds == before.executor_seconds
 
 
 def test_deadline_and_page_cap_end_a_request_with_what_it_has() -> None:
-    executor = FakeExecutor(threaded=True, step_seconds=0.01, block_size=4)
-    with running(executor) as engine:
+    executor = FakeExecutor(threaded=True, block_size=4)
+    with running(executor, clock=lambda: 0.01 * len(executor.plans)) as engine:  # as if a step took 10 ms
         output = answer(engine, "abc", SamplingParams(max_tokens=150, deadline_s=0.3))
         assert output.finish_reason is FinishReason.DEADLINE
         assert 0 < len(output.samples[0].token_ids) < 60
-        assert output.seconds.total < 5
+        assert output.seconds.total < 0.6
         capped = answer(engine, "abc", SamplingParams(max_tokens=150, max_pages=3))
         assert capped.finish_reason is FinishReason.PAGE_CAP
         assert len(capped.samples[0].token_ids) == 3 * 4 + 1 - 3
@@ -401,7 +410,7 @@ def test_stats_count_tokens_by_hand() -> None:
         with pytest.raises(RequestError):
             answer(engine, "y" * 300, SamplingParams())
         engine.drain(10)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while engine.stats().num_running and time.monotonic() < deadline:
             time.sleep(0.01)
         stats = engine.stats()

@@ -200,7 +200,7 @@ def test_the_interpreter_exits_with_plans_in_the_queue(ending: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         check=False,
-        timeout=30,
+        timeout=100,
         capture_output=True,
         text=True,
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,14 @@ import numpy as np
 import pytest
 
 from pagedcli.api.llm import LLM
+from pagedcli.api.native_backend import _cpus as cpus_of_threads
 from pagedcli.api.resolve import resolve_backend
 from pagedcli.core.sampling import SamplingParams
 from pagedcli.errors import ConfigError, MissingDependencyError, how_to_install
+from pagedcli.runtime.cgroups import ControlGroups
+from pagedcli.runtime.threads import core_cpus
 from tests.conftest import MakeModel
+from tests.fixtures_checkpoints import tensor_shapes, tiny_config, write_tiny_checkpoint
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "threads": 1, "max_model_len": 200, "num_pages": 200, "seed": 3}
 KINDS: tuple[dict[str, Any], ...] = (
@@ -96,6 +104,35 @@ def test_greedy_ids_equal_those_of_the_torch_reference(tiny_checkpoint: MakeMode
     assert ids("native") == ids("torch")
 
 
+def pinned_to_one(before: set[Path]) -> list[int]:
+    """The CPU of each thread that began since and may run on one alone."""
+    found = []
+    for task in set(Path("/proc/self/task").iterdir()) - before:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            found.append(os.sched_getaffinity(int(task.name)))
+    return sorted(cpu for cpus in found if len(cpus) == 1 for cpu in cpus)
+
+
+@pytest.mark.skipif(len(core_cpus()) < 2, reason="needs two cores")
+def test_threads_are_pinned_where_there_is_one_for_every_core_that_the_quota_leaves(
+    tiny_checkpoint: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cores = str(tiny_checkpoint("llama")), core_cpus()
+    before = set(Path("/proc/self/task").iterdir())
+    monkeypatch.setattr(ControlGroups, "cpu_quota", lambda self: None)
+    with LLM(path, num_pages=50) as llm:
+        assert llm.engine.resolved.threads == len(cores)
+        until = time.monotonic() + 60  # each pins itself when it first runs
+        while pinned_to_one(before) != list(cores[1:]):
+            assert time.monotonic() < until, pinned_to_one(before)
+            time.sleep(0.01)
+    monkeypatch.setattr(ControlGroups, "cpu_quota", lambda self: len(cores) - 0.5)
+    with LLM(path, num_pages=50) as llm:
+        assert llm.engine.resolved.threads == len(cores) - 1
+    assert cpus_of_threads(len(cores)) == cores
+    assert cpus_of_threads(len(cores) - 1) == ()
+
+
 def test_backend_is_native_on_a_cpu_and_torch_on_cuda() -> None:
     assert resolve_backend("auto", "cpu") == "native"
     assert resolve_backend("auto", "cuda") == "torch"
@@ -142,6 +179,52 @@ sys.exit(run(sys.argv[1:]))
     done = run_blocked(command, "doctor")
     assert done.returncode == 0, done.stderr
     assert "native" in done.stdout
+
+
+def zeros_in_a_sparse_file(folder: Path, **sizes: Any) -> int:
+    """A bfloat16 model of these sizes whose weights are all zero; parameters. Takes no time and no disk."""
+    write_tiny_checkpoint(folder, "llama")
+    config = tiny_config("llama", **sizes)
+    header, end = {}, 0
+    for name, shape in tensor_shapes(config).items():
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(file.tell() + end)
+    return end // 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_engine_takes_weights_and_kv_and_at_most_300_mb(tmp_path: Path, tied: bool) -> None:
+    """The peak of a whole process. A second copy of the weights would not fit in; a tied head has none of its own."""
+    parameters = zeros_in_a_sparse_file(
+        tmp_path, hidden_size=1024, intermediate_size=4096, num_hidden_layers=2, head_dim=64,
+        vocab_size=140_000 if tied else 70_000, tie_word_embeddings=tied,
+    )  # fmt: skip
+    code = """
+import re
+from pathlib import Path
+from pagedcli import LLM, SamplingParams
+with LLM(sys.argv[1], num_pages=64, threads=2) as llm:
+    prompts = [[5, 6, 7] * 100, [8, 9] * 20]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True, temperature=1.0, logprobs=3))
+    assert all(len(output.samples[0].token_ids) == 8 for output in outputs)
+    info = llm.engine.resolved
+peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())
+print(info.dtype, info.weight_bytes, info.kv_bytes, 1024 * int(peak[1]))
+"""
+    done = run_blocked(code, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    dtype, *sizes = done.stdout.split()
+    weights, kv, peak = map(int, sizes)
+    assert dtype == "bfloat16"
+    assert 300e6 < weights < 2 * parameters * 1.01
+    assert weights < peak < weights + kv + 300e6
 
 
 def test_what_needs_torch_says_so_in_one_line(

@@ -5,6 +5,8 @@ The cases and the tolerance are those of `test_models_parity`.
 
 from __future__ import annotations
 
+import re
+from ast import literal_eval
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,9 @@ from tests.cpu.test_models_parity import CASES, LENGTH, SIZES, TOLERANCE, oracle
 from tests.forward_support import run_steps
 from tests.native_support import NativeModel, run_native
 from tests.tables import chunked
+
+ROOT = Path(__file__).parents[2]
+WIDE = ("avx2", "avx512", "avx512bf16", "amx", "neon", "neondot")
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = TOLERANCE) -> None:
@@ -38,7 +43,7 @@ def test_native_logits_equal_those_of_transformers(case: str, tmp_path: Path) ->
     assert_close(mixed, expected)
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512bf16", "amx", "neon"])
+@pytest.mark.parametrize("isa", ["portable", *WIDE])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_variant_is_near_the_torch_reference(isa: str, dtype: str, tmp_path: Path) -> None:
     """In bfloat16 every op rounds, so that orders of summation differ by more: the bound is loose, the shape odd."""
@@ -53,7 +58,7 @@ def test_every_variant_is_near_the_torch_reference(isa: str, dtype: str, tmp_pat
     assert_close(actual, expected.numpy(), TOLERANCE if dtype == "float32" else 0.04)
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512bf16", "amx", "neon"])
+@pytest.mark.parametrize("isa", WIDE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", ["llama-gqa7-head12-biases", "qwen3"])
 def test_the_override_runs_each_variant_near_the_portable_one(
@@ -72,6 +77,14 @@ def test_the_override_runs_each_variant_near_the_portable_one(
         (found,) = run_native(model, [tokens], [*chunked(0, 81, 33), *[[(0, 1)]] * 9])
         logits.append(found)
     assert_close(logits[1], logits[0], TOLERANCE if dtype == "float32" else 0.04)
+
+
+def test_every_variant_that_is_compiled_is_tried_and_looked_for_in_the_wheel() -> None:
+    compiled = set(re.findall(r"paged_variant\((\w+) ", (ROOT / "CMakeLists.txt").read_text())) - {"name"}
+    assert compiled == {"portable", *WIDE}
+    checked = re.search(r"^wanted = (\{.*\})", (ROOT / "tools" / "check_wheel.sh").read_text(), re.MULTILINE)
+    assert checked is not None
+    assert {name for names in literal_eval(checked[1]).values() for name in names.split()} == compiled
 
 
 def test_a_file_is_never_resident_as_a_whole_beside_its_packing(tmp_path: Path) -> None:

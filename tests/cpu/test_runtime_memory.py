@@ -21,7 +21,7 @@ from pagedcli.runtime.memory import (
     cpu_kv_budget,
     free_memory,
 )
-from pagedcli.runtime.threads import allowed_cpus, compute_threads, physical_cores
+from pagedcli.runtime.threads import allowed_cpus, compute_threads, core_cpus, physical_cores
 
 MIB = 2**20
 
@@ -114,6 +114,8 @@ def test_threads_are_physical_cores_within_the_quota(tmp_path: Path, quota: str,
     assert physical_cores({0, 2}, tmp_path) == 1
     assert physical_cores({0, 1, 7}, tmp_path) == 3
     assert compute_threads(set(), groups, tmp_path) == 1
+    assert core_cpus({0, 1, 2, 3}, tmp_path) == (0, 1)
+    assert core_cpus({2, 1}, tmp_path) == (1, 2)
 
 
 def test_threads_of_this_machine() -> None:

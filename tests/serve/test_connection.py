@@ -110,6 +110,7 @@ def test_a_second_request_that_never_comes_ends_its_connection(hurried: Served) 
 def test_a_body_that_never_comes_ends_its_connection(hurried: Served) -> None:
     received = raw_request(hurried.address, http_post("/v1/completions", BODY)[:-5])
     assert error_of(received, 408)["code"] == "request_timeout"
+    hurried.wait_until(lambda: bool(hurried.records))  # told after the answer has gone out
     assert hurried.records[-1].status == 408
 
 

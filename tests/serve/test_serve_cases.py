@@ -213,8 +213,9 @@ def steps_at_aborts(server: Served) -> list[int]:
     abort = client.abort
 
     def noting(request_id: str) -> bool:
+        is_open = abort(request_id)
         steps.append(client._scheduler.stats.counters.steps)  # not as published a moment ago
-        return abort(request_id)
+        return is_open
 
     client.abort = noting  # type: ignore[method-assign]
     return steps
@@ -223,8 +224,8 @@ def steps_at_aborts(server: Served) -> list[int]:
 def assert_abandoned(server: Served, count: int) -> None:
     """All requests are aborted, their blocks free within two steps of the last hearing of it, and told as such."""
     client = server.engine.client
-    server.wait_until(lambda: client.num_unfinished == 0, 5.0)
-    server.wait_until(lambda: len(server.records) == count, 5.0)
+    server.wait_until(lambda: client.num_unfinished == 0)
+    server.wait_until(lambda: len(server.records) == count)
     assert all(record.client_gone for record in server.records)
     assert client.stats().requests_aborted == count
     server.assert_no_block_lost()
@@ -289,7 +290,7 @@ def test_A18_an_abort_by_id_answers_with_what_there_is() -> None:
         server.wait_until(lambda: server.engine.client.stats().generated_tokens > 5)
         told = server.post("/v1/requests/cmpl-mine/abort", {})
         assert told.json() == {"id": "cmpl-mine", "aborted": True}
-        reasons = {choice["finish_reason"] for choice in whole.result(10)["choices"]}
+        reasons = {choice["finish_reason"] for choice in whole.result(60)["choices"]}
         assert reasons == {"abort"}
         server.assert_no_block_lost()
 

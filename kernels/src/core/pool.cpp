@@ -226,7 +226,8 @@ void Pool::fetch_some(int thread, int64_t index, Fetched& fetched) {
         fetched = {stream, 0};
     }
     const int64_t most = std::min(bytes / threads_, second == nullptr ? AHEAD_BYTES : AHEAD_BYTES / 2);
-    if (fetched.bytes >= most) {
+    // Addresses of one run may be met with the number of bytes of another.
+    if (stream == nullptr || fetched.bytes >= most) {
         return;
     }
     const int64_t from = bytes * thread / threads_ + fetched.bytes;
