@@ -84,14 +84,14 @@ interop: $(STAMP)  ## other packages read what paged writes, each in an environm
 	$(if $(MODEL),$(BIN)/python tools/interop/whole_model.py $(MODEL) --work build/interop-whole $(ARGS))
 	$(BIN)/python tools/interop/table.py
 
-quality: $(STAMP)  ## quantizers of ours and of other packages on the same text; MODEL=FOLDER CALIBRATION=FILE TEXT=FILE [GGUF=NAME=FILE]
+quality: $(STAMP)  ## quantizers of ours and of other packages on the same text; MODEL=FOLDER CALIBRATION=FILE TEXT=FILE [GGUF=NAME=FILE] [ARGS="--seeds 0 --only NAME"] [SPEED_ARGS="--layers 1 --rounds 1"]
 	$(BIN)/python tools/interop/quality.py $(MODEL) --calibration $(CALIBRATION) --text $(TEXT) --work build/quality --json docs/data/quantizers.json \
-		$(if $(GGUF),--gguf $(GGUF))
+		$(if $(GGUF),--gguf $(GGUF)) $(ARGS)
 	$(BIN)/python tools/interop/whole_model.py $(MODEL) --work build/interop-whole --theirs build/quality --only paged --resume
 	$(BIN)/python tools/interop/speed.py $(MODEL) --calibration $(CALIBRATION) --work build/quality-speed --json docs/data/quantizer-speed.json \
-		--layers 6 --rounds 2 --only paged-gptq-sym llm-compressor-gptq-sym gptqmodel-gptq-sym auto-gptq-gptq-sym
+		--layers 6 --rounds 2 --only paged-gptq-sym llm-compressor-gptq-sym gptqmodel-gptq-sym auto-gptq-gptq-sym $(SPEED_ARGS)
 	$(BIN)/python tools/interop/speed.py $(MODEL) --calibration $(CALIBRATION) --work build/quality-speed --json docs/data/quantizer-speed-awq.json \
-		--layers 2 --rounds 2 --only paged-awq-asym llm-compressor-awq-asym gptqmodel-awq-asym autoawq-awq-asym
+		--layers 2 --rounds 2 --only paged-awq-asym llm-compressor-awq-asym gptqmodel-awq-asym autoawq-awq-asym $(SPEED_ARGS)
 
 bench: $(STAMP)  ## what paging, batching and quantization bring; ARGS="-m MODEL --awq DIR --short" and so on; writes build/compare.*
 	mkdir -p build

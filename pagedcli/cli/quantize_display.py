@@ -131,6 +131,7 @@ class QuantizeDisplay:
         self._phase_started = self._shown_at = 0.0
         self._eta_base: tuple[float, float] | None = None
         self._linears = self._linears_in_layer = 0
+        self._resumed = False
 
     def __enter__(self) -> Self:
         if self._messages.console.is_terminal and not self._messages.quiet:
@@ -193,6 +194,9 @@ class QuantizeDisplay:
             return
         if event.phase == "resume":
             self._eta_base = (time.monotonic(), part)
+        elif self._resumed:
+            self._messages.say(f"going on with layer {event.layer + 1} of {event.num_layers}")
+        self._resumed = event.phase == "resume"
         recent = view.recent
         if event.phase == "linear":
             recent = (*recent, (event.linear, event.error))[-_RECENT:]

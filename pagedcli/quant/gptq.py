@@ -139,9 +139,9 @@ def round_weights(weights: Tensor, factor: Factor, plan: GroupPlan, kind: GridKi
         groups = torch.arange(len(order)) // plan.size
     grids = _Grids(state, groups, factor.importance, plan, kind)
     codes = torch.empty(state.shape, dtype=torch.uint8)
-    for first, last in _stretches(0, len(order), BLOCK, plan):
+    for first, last in _blocks(len(order), plan):
         errors = state.new_empty((last - first, state.shape[1]))
-        for start, end in _stretches(first, last, STRIP, plan):
+        for start, end in _strips(first, last, plan):
             grids.make(start)
             strip = errors[start - first : end - first]
             _round_strip(state[start:end], unit[start:end, start:end], grids, start, strip, codes[start:end])
@@ -152,18 +152,32 @@ def round_weights(weights: Tensor, factor: Factor, plan: GroupPlan, kind: GridKi
     return Rounded(codes[back].T.contiguous(), grids.joined(), None if in_order else groups[back].int())
 
 
-def _stretches(first: int, last: int, most: int, plan: GroupPlan) -> Iterator[tuple[int, int]]:
-    """From `first` to `last`, `most` features at a time.
+def _blocks(features: int, plan: GroupPlan) -> Iterator[tuple[int, int]]:
+    """Of all features; a moving group that is not whole begins with a block.
 
-    A moving group begins with a stretch, as its grid is made from weights that have taken up all earlier errors.
+    So its grid is made from weights that have taken up all earlier errors.
     """
-    while first < last:
-        end = min(first + most, last)
+    first = 0
+    while first < features:
+        last = min(first + BLOCK, features)
         if plan.moving:
-            next_group = (first // plan.size + 1) * plan.size
-            end = min(end, max(next_group, end // plan.size * plan.size))
+            last = min(last, max(_next_group(first, plan), last // plan.size * plan.size))
+        yield first, last
+        first = last
+
+
+def _strips(first: int, last: int, plan: GroupPlan) -> Iterator[tuple[int, int]]:
+    """Of a block; no two moving groups share one, as the second's grid waits for the errors of the first."""
+    while first < last:
+        end = min(first + STRIP, last)
+        if plan.moving:
+            end = min(end, _next_group(first, plan))
         yield first, end
         first = end
+
+
+def _next_group(feature: int, plan: GroupPlan) -> int:
+    return (feature // plan.size + 1) * plan.size
 
 
 def _round_strip(

@@ -46,9 +46,7 @@ def plan_quantization(
     chosen, notes = _group_size(options, linears)
     planned = tuple(_planned(linear, options, chosen) for linear in linears)
     if all(linear.kept is not None for linear in planned):
-        raise ConfigError(
-            f"nothing would be quantized: {planned[0].names[0]} is kept because {planned[0].kept}"
-        )
+        raise ConfigError(_nothing(planned, options))
     plan = QuantizePlan(options, chosen, planned, spec.num_layers, 0, 0, (*notes, *_kept_notes(planned)))
     return replace(
         plan,
@@ -161,6 +159,20 @@ def _why_kept(linear: FusedLinear, options: QuantizeOptions, size: int) -> str |
         if number % word:
             return f"its {number} {what} are no multiple of {word}, the codes of a stored word"
     return None
+
+
+def _nothing(planned: Sequence[PlannedLinear], options: QuantizeOptions) -> str:
+    """That nothing is left to quantize, and the smallest change that helps."""
+    first = planned[0]
+    said = f"nothing would be quantized: {first.names[0]} is kept because "
+    if options.keep:
+        return f"{said}{first.kept}; leave a --keep out"
+    word = 32 // options.bits
+    for size in (*DEFAULT_GROUP_SIZES, -1):
+        if any(linear.in_features % (word if size == -1 else size) == 0 for linear in planned):
+            what = "each row has one scale then" if size == -1 else "it divides such layers"
+            return f"{said}{first.kept}: use --group-size {size} ({what})"
+    return f"{said}{first.kept}"
 
 
 def _kept_notes(planned: Sequence[PlannedLinear]) -> list[str]:

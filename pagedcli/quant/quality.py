@@ -202,8 +202,8 @@ def quality_rows(quality: Quality) -> list[tuple[str, str, str]]:
     return [
         (
             "perplexity",
-            f"{quality.perplexity_original:.3f}",
-            f"{quality.perplexity_quantized:.3f} ({quality.perplexity_increase:+.2%})",
+            _perplexity(quality.perplexity_original),
+            f"{_perplexity(quality.perplexity_quantized)} ({quality.perplexity_increase:+.2%})",
         ),
         ("KL from the original", "", f"{quality.kl_mean:.4f} nats a token"),
         ("same likeliest token", "", f"{quality.top1_agreement:.1%}"),
@@ -220,6 +220,11 @@ def quality_rows(quality: Quality) -> list[tuple[str, str, str]]:
             f"{quality.tokens_per_second_after:,.1f}",
         ),
     ]
+
+
+def _perplexity(value: float) -> str:
+    """Three decimals; what is absurd stays short."""
+    return f"{value:.3f}" if value < 1e7 else f"{value:.3g}"
 
 
 def write_quality(folder: Path, quality: Quality, missed: Sequence[str]) -> None:

@@ -153,6 +153,13 @@ def _lock(descriptor: int, path: Path) -> None:
         raise ConfigError(f"{path}: another process is quantizing there: wait for it, or end it") from error
 
 
+_DIGESTS = {
+    "model": "the model's weights were others",
+    "calibration": "the calibration text was another, which --calibration, --samples, --seq-len and --seed make",
+}
+"""What is said of settings that are kept as a digest."""
+
+
 def _check_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     file = path / "manifest.json"
     if not file.exists():
@@ -163,11 +170,17 @@ def _check_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise ConfigError(f"{file}: is damaged ({error}): --overwrite starts anew") from error
     changed = sorted(key for key in {*found, *manifest} if found.get(key) != manifest.get(key))
+    if "format" in changed:
+        raise ConfigError(
+            f"{path}: holds a run that was begun by another version of paged, whose weights differ: finish it with "
+            f"that, or --overwrite to start anew"
+        )
     if changed:
         key = changed[0]
+        what = _DIGESTS.get(key, f"{key} was {found.get(key)!r}, is now {manifest.get(key)!r}")
         raise ConfigError(
-            f"{path}: holds a run that was begun with other settings ({key} was {found.get(key)!r}, is now "
-            f"{manifest.get(key)!r}): use the same, or --overwrite to start anew"
+            f"{path}: holds a run that was begun with other settings ({what}): use the same, or --overwrite to "
+            f"start anew"
         )
 
 

@@ -82,11 +82,13 @@ def test_the_time_to_the_end_counts_what_was_read_back_for_nothing(monkeypatch: 
         clock[0] += 15.0
         display.quantizing(QuantizeEvent("linear", 3, 4, "b", 0.25, 45.0, 1 << 30))
     assert lines[0] == "quantize 4 layers ..."
+    assert lines[1] == "going on with layer 3 of 4"
     # One of two layers took 30 seconds: nothing is known before its end, then as long again.
-    assert "layer 3 of 4" in lines[1]
-    assert "ETA" not in lines[1]
-    assert "100%" in lines[2]
-    assert "loss 0.25000" in lines[2]
+    assert "layer 3 of 4" in lines[2]
+    assert "ETA" not in lines[2]
+    assert "100%" in lines[3]
+    assert "loss 0.25000" in lines[3]
+    assert len(lines) == 4
 
 
 def test_the_sparkline_is_as_wide_as_allowed() -> None:

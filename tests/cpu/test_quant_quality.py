@@ -25,6 +25,7 @@ from pagedcli.quant.quality import (
     LinearQuality,
     Quality,
     card_lines,
+    quality_rows,
     write_card,
     write_quality,
 )
@@ -248,6 +249,14 @@ def test_models_take_turns_and_the_median_is_reported(tmp_path: Path) -> None:
     assert opened == ["original", "closed", "quantized", "closed"] * 3
     assert (before.tokens_per_second, after.tokens_per_second) == (80.0, 135.0)
     assert first_divergence(before, after) == 2.0
+
+
+def test_an_absurd_perplexity_stays_short() -> None:
+    rows = {
+        what: (first, second) for what, first, second in quality_rows(_quality(perplexity_quantized=2.1e40))
+    }
+    assert rows["perplexity"][0] == "10.000"
+    assert rows["perplexity"][1].startswith("2.1e+40 (")
 
 
 def test_a_missed_contract_is_marked_in_both_files(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -231,14 +232,32 @@ def main() -> None:
         cells = (row.name, seed, f"{row.perplexity:.3f}", f"{row.kl:.4f}", *shown)
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
     if arguments.json:
-        told = ("samples", "seq_len", "group_size", "tokens", "window", "threads", "seeds")
-        settings = {key: getattr(arguments, key) for key in told}
-        settings |= {
-            "model": Path(arguments.model).name,
-            "calibration": Path(arguments.calibration).name,
-            "text": Path(arguments.text).name,
-        }
-        arguments.json.write_text(json.dumps({"settings": settings, "rows": found}, indent=1) + "\n")
+        keep_rows(arguments, found)
+
+
+def keep_rows(arguments: argparse.Namespace, found: list[dict[str, Any]]) -> None:
+    """Write rows to the JSON file. What it has of the same settings stays, but for the rows measured anew.
+
+    Args:
+        arguments: The command line.
+        found: Rows, that of the original first: by it a model is known, whatever its folder is called.
+    """
+    told = ("samples", "seq_len", "group_size", "tokens", "window", "threads")
+    settings: dict[str, Any] = {key: getattr(arguments, key) for key in told}
+    settings |= {key: Path(getattr(arguments, key)).name for key in ("calibration", "text")}
+    rows: dict[tuple[str, int | None], dict[str, Any]] = {}
+    model = Path(arguments.model).name
+    if arguments.json.is_file():
+        kept = json.loads(arguments.json.read_text(encoding="utf-8"))
+        original = kept["rows"][0]["perplexity"]
+        same = {key: kept["settings"].get(key) for key in settings} == settings
+        if same and math.isclose(original, found[0]["perplexity"], rel_tol=1e-4):
+            rows = {(row["name"], row["seed"]): row for row in kept["rows"]}
+            model = kept["settings"]["model"]
+    rows |= {(row["name"], row["seed"]): row for row in found}
+    shown = {"model": model, "seeds": sorted({seed for _, seed in rows if seed is not None})} | settings
+    text = json.dumps({"settings": shown, "rows": list(rows.values())}, indent=1)
+    arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,11 @@ def meant(folder: Path) -> dict[str, np.ndarray]:
     return unpack_independently(folder) | dense_weights(folder)
 
 
+def try_paged(model: Path, name: str, work: Path) -> tuple[str, str]:
+    """(version, outcome) of paged on one of `OURS`."""
+    return read_by_paged(write(model, name, work))
+
+
 def read_by_paged(folder: Path) -> tuple[str, str]:
     """(version, whether paged means the same weights as the independent unpacker)."""
     checkpoint, wanted = open_checkpoint(folder), unpack_independently(folder)
@@ -100,19 +105,18 @@ def theirs(work: Path | None) -> list[Path]:
 def fill(cells: Cells, model: Path, work: Path, only: list[str]) -> None:
     """All cells of what is written here."""
     for name, (target, *_) in OURS.items():
-        folder = write(model, name, work)
         for package in ("paged", *READERS[target]):
             if package not in only:
                 continue
             if package == "paged":
-                cells.fill(package, name, partial(read_by_paged, folder))
+                cells.fill(package, name, partial(try_paged, model, name, work))
             else:
-                cells.fill(package, name, partial(try_reader, package, folder, work))
+                cells.fill(package, name, partial(try_reader, package, model, name, work))
 
 
-def try_reader(package: str, folder: Path, work: Path) -> tuple[str, str]:
-    """(version, outcome) of a package on a folder."""
-    found = work / f"{package}-{folder.name}.npz"
+def try_reader(package: str, model: Path, name: str, work: Path) -> tuple[str, str]:
+    """(version, outcome) of a package on one of `OURS`."""
+    folder, found = write(model, name, work), work / f"{package}-{name}.npz"
     found.unlink(missing_ok=True)
     ids = open_checkpoint(folder).load_tokenizer().encode(TEXT)
     return try_package(package, folder, found, meant(folder), Reading(tuple(ids), None))

@@ -62,7 +62,7 @@ def decoded(weights: torch.Tensor, factor: Factor, plan: GroupPlan, kind: GridKi
 @pytest.mark.parametrize(
     ("by_activation", "moving"), [(False, True), (True, False), (True, True), (False, False)]
 )
-@pytest.mark.parametrize("size", [20, 32, 200])
+@pytest.mark.parametrize("size", [12, 20, 32, 200])
 def test_equals_the_plain_recursion(
     bits: int, symmetric: bool, by_activation: bool, moving: bool, size: int
 ) -> None:

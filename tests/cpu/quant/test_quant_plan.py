@@ -105,8 +105,8 @@ def test_patterns(pattern: str, hit: bool) -> None:
     ("options", "said"),
     [
         (QuantizeOptions("rtn", keep=("nothing",)), "--keep nothing matches no linear"),
-        (QuantizeOptions("rtn", keep=("layers.*",)), "nothing would be quantized"),
-        (QuantizeOptions("rtn", group_size=128), "64 inputs are no multiple of the group size 128"),
+        (QuantizeOptions("rtn", keep=("layers.*",)), "nothing would be quantized: .* leave a --keep out"),
+        (QuantizeOptions("rtn", group_size=128), "64 inputs are no multiple of .* 128: use --group-size 64 "),
     ],
 )
 def test_a_plan_that_does_nothing_is_refused(
@@ -114,6 +114,13 @@ def test_a_plan_that_does_nothing_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         plan(tiny_checkpoint("llama", **SMALL), options)
+
+
+def test_rows_that_no_group_divides_are_told_of_whole_rows(tiny_checkpoint: MakeModel) -> None:
+    odd = {"hidden_size": 72, "intermediate_size": 104}
+    with pytest.raises(ConfigError, match=r"nothing would be quantized: .* use --group-size -1 "):
+        plan(tiny_checkpoint("llama", **odd), QuantizeOptions("gptq"))
+    assert plan(tiny_checkpoint("llama", **odd), QuantizeOptions("gptq", group_size=-1)).kept == ()
 
 
 def test_the_head_is_never_quantized_and_may_be_named(tiny_checkpoint: MakeModel) -> None:

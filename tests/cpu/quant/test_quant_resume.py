@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from pagedcli.errors import ConfigError
 from pagedcli.quant import work as work_module
 from pagedcli.quant.options import LayerResult, QuantizeEvent, QuantizeOptions
+from pagedcli.quant.pipeline import FORMAT
 from tests.cpu.quant.quant_support import SMALL, MakeModel, folder_digest, run, some_samples
 
 AWQ = QuantizeOptions("awq", group_size=32)
@@ -146,7 +148,7 @@ def test_a_damaged_layer_is_made_again(tiny_checkpoint: MakeModel, tmp_path: Pat
     [
         (QuantizeOptions("awq", group_size=-1), None, "group_size was 32, is now -1"),
         (QuantizeOptions("gptq", group_size=32), None, "method was 'awq', is now 'gptq'"),
-        (AWQ, some_samples(seed=1), "calibration was"),
+        (AWQ, some_samples(seed=1), "calibration text was another"),
     ],
 )
 def test_another_run_is_not_continued(
@@ -162,9 +164,18 @@ def test_another_run_is_not_continued(
         run(model, tmp_path / "work", options, samples)
 
 
+def test_a_run_of_an_older_version_is_not_continued(tiny_checkpoint: MakeModel, tmp_path: Path) -> None:
+    model, work = tiny_checkpoint("llama", **SMALL), tmp_path / "work"
+    run(model, work, AWQ)
+    file = work / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": FORMAT - 1}))
+    with pytest.raises(ConfigError, match=r"begun by another version of paged.*--overwrite"):
+        run(model, work, AWQ)
+
+
 def test_another_model_is_not_continued(tiny_checkpoint: MakeModel, tmp_path: Path) -> None:
     run(tiny_checkpoint("llama", **SMALL), tmp_path / "work", AWQ)
-    with pytest.raises(ConfigError, match="model was"):
+    with pytest.raises(ConfigError, match="model's weights were others"):
         run(tiny_checkpoint("llama", seed=1, **SMALL), tmp_path / "work", AWQ)
 
 
