@@ -114,8 +114,9 @@ def _checked(
 ) -> Calibration:
     full = len(cut)
     if full < MIN_SAMPLES:
+        made = "1 full sample" if full == 1 else f"{full} full samples"
         raise ConfigError(
-            f"calibration from {source}: {full * seq_len + rest:,} tokens make {full} full samples of {seq_len}, "
+            f"calibration from {source}: {full * seq_len + rest:,} tokens make {made} of {seq_len}, "
             f"at least {MIN_SAMPLES} are needed: give more text, or a smaller --seq-len"
         )
     notes = (
