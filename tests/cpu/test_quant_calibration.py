@@ -107,10 +107,13 @@ def test_the_seed_chooses(tmp_path: Path, tokenizer: Tokenizer) -> None:
 def test_too_little_text_is_an_error_with_the_count(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = _write(tmp_path, "a.txt", "one two three four five six")
     count = len(tokenizer.encode("one two three four five six"))
-    with pytest.raises(
-        ConfigError, match=rf"{count} tokens make {count // 16} full samples of 16, at least 8"
+    for size, made in (
+        (count // 2, "2 full samples"),
+        (count, "1 full sample"),
+        (count + 1, "0 full samples"),
     ):
-        calibration_from_file(str(path), tokenizer, samples=128, seq_len=16, seed=0)
+        with pytest.raises(ConfigError, match=rf"{count} tokens make {made} of {size}, at least 8"):
+            calibration_from_file(str(path), tokenizer, samples=128, seq_len=size, seed=0)
 
 
 def test_a_file_that_is_not_there() -> None:
