@@ -1,4 +1,4 @@
-"""The compiled module: kernels/src/binding. `native` is the typed way to it; nothing else should import this one."""
+"""The compiled module: kernels/src/binding. `native`, `quantized` and `gptq` are the typed ways to it."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias, final

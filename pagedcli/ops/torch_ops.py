@@ -245,6 +245,7 @@ class TorchOps:
     def _load(self, tensor: HostTensor) -> Tensor:
         loaded = self._empty(*tensor.shape)
         loaded.copy_(_view(tensor))
+        tensor.release()
         return loaded
 
     def _empty(self, *shape: int) -> Tensor:
@@ -260,6 +261,7 @@ class TorchOps:
             torch.split(joined, [tensor.shape[0] for tensor in tensors]), tensors, strict=True
         ):
             part.copy_(_view(tensor))
+            tensor.release()
         return joined
 
     def _angles(self, rope: RopeTable, batch: ForwardBatch) -> tuple[Tensor, Tensor]:

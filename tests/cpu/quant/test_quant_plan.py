@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from pagedcli.checkpoint import open_checkpoint
+from pagedcli.checkpoint.base import RawTensor
 from pagedcli.errors import ConfigError
+from pagedcli.models.load import load_model
+from pagedcli.ops.torch_ops import TorchOps
 from pagedcli.quant.options import QuantizeOptions, QuantizePlan
 from pagedcli.quant.plan import matches, plan_quantization
 from tests.cpu.quant.quant_support import SMALL, MakeModel
@@ -225,3 +228,14 @@ def test_the_peak_of_the_comparison_is_held_by_large_vocabularies(
         int, subprocess.run(command, check=True, capture_output=True, timeout=110).stdout.split()
     )
     assert 0.5 * said < held <= said
+
+
+def test_the_reference_keeps_none_of_the_files_pages(
+    tiny_checkpoint: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has copied it gives back: else the files of both models lie in memory during the comparison."""
+    checkpoint = open_checkpoint(tiny_checkpoint("llama"))
+    released: list[str] = []
+    monkeypatch.setattr(RawTensor, "release", lambda tensor: released.append(tensor.name))
+    load_model(checkpoint, TorchOps("cpu", "float32"), 64)
+    assert sorted(released) == sorted(checkpoint.names())
