@@ -38,6 +38,9 @@ class Stored:
     def data(self) -> np.ndarray:
         return self.values.reshape(-1).view(np.uint8)
 
+    def release(self) -> None:
+        """There is no file behind it."""
+
 
 def stored(name: str, *shape: int, seed: int = 0) -> Stored:
     values = np.random.default_rng([seed, *shape]).standard_normal(shape, dtype=np.float32)
