@@ -158,8 +158,8 @@ public:
     ) {
 #if defined(PAGED_HAS_AMX)
         if constexpr (sizeof(X) == 2) {
-            if (next != 0 && rows <= MAX_VECTOR_ROWS) {
-                multiply_tile_sums(FromMemory{next}, x, x_stride, rows, w, blocks, depth, out, out_stride);
+            if (next != 0 && rows == 1) {
+                multiply_tile_sums(FromMemory{next}, x, w, blocks, depth, out);
             } else if (next != 0) {
                 multiply_amx(
                     shapes_, again, FromMemory{next}, x, x_stride, rows, w, blocks, depth, out, out_stride, between

@@ -2,7 +2,10 @@
 //
 //   blocks w[0] to w[3], read side by side; some bytes before their end the blocks after them begin to be fetched
 //
-//   w[0] |----------> ahead |   w[1] |----------> ahead |   ...        w[0] + next |--> |   w[1] + next ...
+//   w[0] |----> first ----------> second |   w[1] |----> first ----------> second |   ...   w[0] + next |--> |   ...
+//
+// Two distances, because a line takes long to come from memory, and what waits for it in the first cache keeps one of
+// the few places for lines on their way there (measured: a plain loop gains 1%, one that multiplies 8 to 12%).
 #pragma once
 
 #include <cstdint>
@@ -14,15 +17,22 @@
 
 namespace paged::PAGED_VARIANT {
 
-// What an inner loop fetches beside the line that it reads.
+// What an inner loop fetches beside the line that it reads: one into the second cache, and one that came there before
+// into the first.
 struct LinesAhead {
-    int64_t bytes;
+    int64_t second, first;  // bytes ahead
 
-    PAGED_INLINE void fetch(const void* at) const { __builtin_prefetch(static_cast<const char*>(at) + bytes); }
+    PAGED_INLINE void fetch(const void* at) const {
+        __builtin_prefetch(static_cast<const char*>(at) + second, 0, 2);
+        __builtin_prefetch(static_cast<const char*>(at) + first);
+    }
 
-    // Sixteen lines.
+    // Sixteen lines. GCC 12 takes a lambda that only fetches for one without effect and drops the call: this is a loop.
     PAGED_INLINE void fetch_tile(const void* at) const {
-        unroll<16>([&](auto line) { fetch(static_cast<const char*>(at) + 64 * line); });
+#pragma GCC unroll 16
+        for (int64_t line = 0; line < 16; line++) {
+            fetch(static_cast<const char*>(at) + 64 * line);
+        }
     }
 };
 
@@ -32,7 +42,7 @@ struct NoLinesAhead {
 };
 
 struct FromMemory {
-    static constexpr int64_t BYTES_AHEAD = 2048;
+    static constexpr int64_t SECOND_BYTES = 2048, FIRST_BYTES = 512;
 
     // Bytes from a block to the one that is read after it.
     int64_t next;
@@ -40,12 +50,16 @@ struct FromMemory {
     // Calls step(k, what to fetch) for k = 0, Step, ... below `depth`; `Bytes` of a block belong to each k.
     template <int Step, int64_t Bytes, class F>
     PAGED_INLINE void each(int64_t depth, F&& step) const {
+        const int64_t jump = next - Bytes * depth;
         int64_t k = 0;
-        for (const LinesAhead within{BYTES_AHEAD}; k + BYTES_AHEAD / Bytes < depth; k += Step) {
-            step(k, within);
+        for (const LinesAhead ahead{SECOND_BYTES, FIRST_BYTES}; k + SECOND_BYTES / Bytes < depth; k += Step) {
+            step(k, ahead);
         }
-        for (const LinesAhead beyond{BYTES_AHEAD + next - Bytes * depth}; k < depth; k += Step) {
-            step(k, beyond);
+        for (const LinesAhead ahead{SECOND_BYTES + jump, FIRST_BYTES}; k + FIRST_BYTES / Bytes < depth; k += Step) {
+            step(k, ahead);
+        }
+        for (const LinesAhead ahead{SECOND_BYTES + jump, FIRST_BYTES + jump}; k < depth; k += Step) {
+            step(k, ahead);
         }
     }
 };
