@@ -206,8 +206,10 @@ public:
     Column() = default;
     Column(const PagedQuantizedWeight& w, const Grid& grid, int64_t block)
         : codes(w.codes + block * 16 * w.depth * w.bits / 8),
-          scales_(static_cast<const char*>(w.scales) + block * grid.groups * (w.half_scales ? 32 : 64)),
-          zeros_(static_cast<const char*>(w.zeros) + block * grid.groups * (w.float_offsets ? 64 : 16)),
+          scale_bytes_(grid.groups * (w.half_scales ? 32 : 64)),
+          zero_bytes_(grid.groups * (w.float_offsets ? 64 : 16)),
+          scales_(static_cast<const char*>(w.scales) + block * scale_bytes_),
+          zeros_(static_cast<const char*>(w.zeros) + block * zero_bytes_),
           half_scales_(w.half_scales) {}
 
     PAGED_INLINE F16 scale(int64_t group) const {
@@ -220,9 +222,20 @@ public:
     PAGED_INLINE F16 zero(int64_t group) const { return load_bytes(zero_bytes(group)); }
     PAGED_INLINE F16 offset(int64_t group) const { return load(reinterpret_cast<const float*>(zeros_) + 16 * group); }
 
+    // Fetches the scales and zero points or offsets of the column so many blocks on.
+    PAGED_INLINE void fetch(int64_t blocks) const {
+        for (int64_t line = 0; line < scale_bytes_; line += 64) {
+            __builtin_prefetch(scales_ + blocks * scale_bytes_ + line, 0, 2);
+        }
+        for (int64_t line = 0; line < zero_bytes_; line += 64) {
+            __builtin_prefetch(zeros_ + blocks * zero_bytes_ + line, 0, 2);
+        }
+    }
+
     const uint8_t* codes = nullptr;
 
 private:
+    int64_t scale_bytes_ = 0, zero_bytes_ = 0;  // of a column
     const char* scales_ = nullptr;
     const char* zeros_ = nullptr;
     int half_scales_ = 0;

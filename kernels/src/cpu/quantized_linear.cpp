@@ -63,14 +63,16 @@ int64_t grain(const PagedQuantizedLinear& p) {
 template <int Bits, class Take>
 void multiply_int8(
     const PagedQuantizedLinear& p, const Grid& grid, const char* x, int64_t rows, const Column* columns, int count,
-    Scratch room, Take&& take
+    int64_t next, Scratch room, Take&& take
 ) {
     float* sums = room.take<float>(CODE_ROWS * SUMS_STRIDE);
     for (int64_t r = 0; r < rows; r += CODE_ROWS) {
         const int64_t some = least(CODE_ROWS, rows - r);
         unroll<CODE_ROWS>([&](auto m) {
             if (some == m + 1) {
-                multiply_code_rows<Bits, m + 1>(*p.weight, grid, x + r * p.x_stride, p.x_stride, columns, count, sums);
+                multiply_code_rows<Bits, m + 1>(
+                    *p.weight, grid, x + r * p.x_stride, p.x_stride, columns, count, next, sums
+                );
             }
         });
         take(sums, r, some);
@@ -214,7 +216,7 @@ void run_part(
             }
         };
         if (p.kind == PAGED_ROW_INT8) {
-            multiply_int8<Bits>(p, grid, x, rows, columns, all, room, take);
+            multiply_int8<Bits>(p, grid, x, rows, columns, all, step, room, take);
         } else if (p.kind == PAGED_ROW_F32) {
             const int64_t floats = p.x_stride / 4;
             multiply_dense<Bits, float>(
