@@ -443,7 +443,57 @@ struct Checker {
         call(table.attention, &p);
         call(table.attention_join, &p);
         expect(joined.same(out), name("attention in parts"));
+        if (rows == 1 && window == 0 && length >= PAGED_SPLIT_TOKENS) {
+            attend_shared(p, out);
+        }
         return out;
+    }
+
+    // The decode of `p`, whose answer is known, as two sequences over the same blocks.
+    void attend_shared(PagedAttention p, const Array& known) const {
+        const int64_t width = p.num_heads * p.head_dim, splits = p.seq_lens[0] / PAGED_SPLIT_TOKENS;
+        Array queries(dtype, 2 * width), out(dtype, 2 * width), joined(dtype, 2 * width);
+        std::vector<int32_t> blocks;
+        for (int i = 0; i < 2; i++) {
+            std::memcpy(
+                static_cast<char*>(queries.data()) + static_cast<size_t>(i) * known.bytes(), p.q, known.bytes()
+            );
+            blocks.insert(blocks.end(), p.block_table, p.block_table + p.table_stride);
+        }
+        const std::vector<int32_t> starts{0, 1, 2}, lens{p.seq_lens[0], p.seq_lens[0]}, members{0, 1};
+        const std::vector<int32_t> shared_splits(2, static_cast<int32_t>(splits));
+        const std::vector<int64_t> tiles{0, int64_t{1} << 32};
+        std::vector<PagedSharedPart> shared;
+        for (int32_t split = 0; split < splits; split++) {
+            shared.push_back({1, split, 0, 2});
+        }
+        Array parts(PAGED_F32, 2 * p.num_heads * p.num_splits * (p.head_dim + 2));
+        Array shared_parts(PAGED_F32, 2 * p.num_heads * splits * (p.head_dim + 2));
+        p.q = queries.data();
+        p.block_table = blocks.data();
+        p.query_start = starts.data();
+        p.seq_lens = lens.data();
+        p.out = out.data();
+        p.rows = p.num_seqs = p.num_tiles = 2;
+        p.tiles = tiles.data();
+        p.partial = nullptr;
+        p.shared = shared.data();
+        p.num_shared = p.most_shared = splits;
+        p.members = members.data();
+        p.shared_splits = shared_splits.data();
+        p.shared_partial = static_cast<float*>(shared_parts.data());
+        call(table.attention_shared, &p);
+        call(table.attention, &p);
+        p.partial = static_cast<float*>(parts.data());
+        p.out = joined.data();
+        call(table.attention, &p);
+        call(table.attention_join, &p);
+        bool same = true;
+        for (int i = 0; i < 2; i++) {
+            const size_t at = static_cast<size_t>(i) * known.bytes();
+            same = same && std::memcmp(static_cast<char*>(out.data()) + at, known.data(), known.bytes()) == 0;
+        }
+        expect(same && joined.same(out), name("attention over shared blocks"));
     }
 
     void check_attention(

@@ -75,10 +75,19 @@ typedef struct PagedRope {
     int32_t dtype;
 } PagedRope;
 
+/* Rows of decodes that see the whole of one split in the very same blocks: those of `sequence`. */
+typedef struct PagedSharedPart {
+    int32_t sequence, split;
+    int32_t first, count; /* its members, in PagedAttention.members */
+} PagedSharedPart;
+
 /*
  * Causal attention of the rows of several sequences over their cached keys. Rows of sequence i are query_start[i] to
  * query_start[i + 1] - 1 and stand at the last positions of its seq_lens[i] tokens.
- * Items: (tile of rows, kv head), listed in `tiles` by the caller once per step (`attention_plan`).
+ * Items: (tile of rows, kv head), listed in `tiles` by the caller once per step.
+ *
+ * What sequences share at their beginning can be computed before, once for all of them: `attention_shared` with
+ * items (part of `shared`, kv head) gives their rows' parts of the first `shared_splits` splits.
  */
 typedef struct PagedAttention {
     const void* q;              /* [rows, num_heads * head_dim] */
@@ -97,6 +106,12 @@ typedef struct PagedAttention {
     int64_t tile_rows; /* rows (tokens) of a tile at most */
     float* partial;    /* null, or room for the parts of long rows: see attention.hpp */
     int64_t num_splits;
+    const PagedSharedPart* shared; /* [num_shared] or null */
+    int64_t num_shared;
+    const int32_t* members;       /* sequences of one row each, part by part; tile_rows to a part at most */
+    const int32_t* shared_splits; /* [num_seqs] or null: how many of its first splits are in `shared` */
+    float* shared_partial;        /* [num_seqs, num_heads, most_shared, head_dim + 2] */
+    int64_t most_shared;
 } PagedAttention;
 
 /* out = activation(first half) * second half. Items: rows. */
@@ -198,7 +213,8 @@ typedef struct PagedKernel {
 typedef struct PagedTable {
     int32_t abi_version;
     const char* isa; /* "portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "neondot" */
-    PagedKernel embedding, norm, linear, rope, attention, attention_join, gated, add, select, pack, sample, logprobs;
+    PagedKernel embedding, norm, linear, rope, attention, attention_shared, attention_join, gated, add, select, pack,
+        sample, logprobs;
     /* Rows of an attention tile for a shape: depends on heads and head_dim only. */
     int64_t (*attention_tile_rows)(const PagedAttention* shape);
     PagedKernel prepare, quantized_linear, quantized_embedding, quantized_pack;

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Raised by every change of a struct or of a function's meaning; a variant library of another version is refused. */
-#define PAGED_ABI_VERSION 3
+#define PAGED_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {

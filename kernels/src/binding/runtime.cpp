@@ -260,6 +260,7 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count) {
         {"linear", sizeof(PagedLinear), &PagedTable::linear},
         {"rope", sizeof(PagedRope), &PagedTable::rope},
         {"attention", sizeof(PagedAttention), &PagedTable::attention},
+        {"attention_shared", sizeof(PagedAttention), &PagedTable::attention_shared},
         {"attention_join", sizeof(PagedAttention), &PagedTable::attention_join},
         {"gated", sizeof(PagedGated), &PagedTable::gated},
         {"add", sizeof(PagedAdd), &PagedTable::add},

@@ -12,6 +12,7 @@
 #include "memory.hpp"
 #include "paged/kernels.h"
 #include "pool.hpp"
+#include "shared_prefix.hpp"
 
 namespace paged {
 
@@ -162,10 +163,11 @@ private:
         PagedQuantizedLinear quantized_linear;
         PagedQuantizedEmbedding quantized_embedding;
     };
-    // Tiles of the step's rows for layers whose tiles have so many rows.
+    // Tiles of the step's rows, and what its decodes share, for layers whose tiles have so many rows.
     struct Tiles {
         int64_t rows;
         std::vector<int64_t> all;
+        SharedPrefix shared;
     };
 
     const Value& at(int value) const;
@@ -195,6 +197,8 @@ private:
     void resolve_quantized(const Op& op, const Batch& batch);
     void resolve_attention(const Op& op, const Batch& batch);
     void plan_splits(PagedAttention& params, const Batch& batch);
+    void plan_shared(PagedAttention& params, const SharedPrefix& shared);
+    void make_room(Memory& memory, int64_t bytes, float* PagedAttention::* user);
     void look_ahead();
     const Tiles& tiles_of(int64_t rows, const Batch& batch);
     Params& push(const PagedKernel& kernel);
@@ -221,7 +225,7 @@ private:
     std::vector<Params> params_;
     std::vector<Call> calls_;
     std::vector<Tiles> tiles_;
-    Memory partial_;
+    Memory partial_, shared_partial_;
 };
 
 }  // namespace paged

@@ -114,6 +114,7 @@ const char* Program::name_of(const Call& call) const {
         {&table_.linear, "linear"},
         {&table_.rope, "rope"},
         {&table_.attention, "attention"},
+        {&table_.attention_shared, "attention_shared"},
         {&table_.attention_join, "attention_join"},
         {&table_.gated, "gated"},
         {&table_.add, "add"},
@@ -347,7 +348,8 @@ void Program::resolve_op(const Op& op, const Batch& batch) {
 
 void Program::resolve_attention(const Op& op, const Batch& batch) {
     const int in = op.inputs[0], out = op.outputs[0];
-    PagedAttention& params = push(table_.attention).attention;
+    params_.emplace_back();
+    PagedAttention& params = params_.back().attention;
     params = {};
     params.q = data(in);
     params.key = op.cache.key;
@@ -372,7 +374,13 @@ void Program::resolve_attention(const Op& op, const Batch& batch) {
     const Tiles& tiles = tiles_of(params.tile_rows, batch);
     params.tiles = tiles.all.data();
     params.num_tiles = static_cast<int64_t>(tiles.all.size());
+    // A window ends where it does for each row.
+    if (params.window == 0 && !tiles.shared.parts.empty()) {
+        plan_shared(params, tiles.shared);
+        calls_.push_back({&table_.attention_shared, &params});
+    }
     plan_splits(params, batch);
+    calls_.push_back({&table_.attention, &params});
     if (params.partial != nullptr) {
         calls_.push_back({&table_.attention_join, &params});
     }
@@ -386,19 +394,35 @@ void Program::plan_splits(PagedAttention& params, const Batch& batch) {
         bytes > MAX_PARTIAL_BYTES) {
         return;
     }
-    if (static_cast<size_t>(bytes) > partial_.size()) {
-        partial_ = Memory();
-        partial_ = Memory(static_cast<size_t>(2 * bytes), false);
-        // Calls that were resolved before this one point to the smaller buffer.
-        for (const Call& call : calls_) {
-            if (call.kernel == &table_.attention || call.kernel == &table_.attention_join) {
-                auto* earlier = const_cast<PagedAttention*>(static_cast<const PagedAttention*>(call.params));
-                earlier->partial = earlier->partial == nullptr ? nullptr : reinterpret_cast<float*>(partial_.data());
-            }
-        }
-    }
+    make_room(partial_, bytes, &PagedAttention::partial);
     params.partial = reinterpret_cast<float*>(partial_.data());
     params.num_splits = splits;
+}
+
+void Program::plan_shared(PagedAttention& params, const SharedPrefix& shared) {
+    params.shared = shared.parts.data();
+    params.num_shared = static_cast<int64_t>(shared.parts.size());
+    params.members = shared.members.data();
+    params.shared_splits = shared.splits.data();
+    params.most_shared = shared.most_splits;
+    const int64_t parts = params.num_seqs * params.num_heads * shared.most_splits;
+    make_room(shared_partial_, parts * (params.head_dim + 2) * 4, &PagedAttention::shared_partial);
+    params.shared_partial = reinterpret_cast<float*>(shared_partial_.data());
+}
+
+void Program::make_room(Memory& memory, int64_t bytes, float* PagedAttention::* user) {
+    if (static_cast<size_t>(bytes) <= memory.size()) {
+        return;
+    }
+    memory = Memory();
+    memory = Memory(static_cast<size_t>(2 * bytes), false);
+    // Calls that were resolved before this one point to the smaller buffer.
+    for (const Call& call : calls_) {
+        if (call.kernel == &table_.attention) {
+            auto* earlier = const_cast<PagedAttention*>(static_cast<const PagedAttention*>(call.params));
+            earlier->*user = earlier->*user == nullptr ? nullptr : reinterpret_cast<float*>(memory.data());
+        }
+    }
 }
 
 const Program::Tiles& Program::tiles_of(int64_t rows, const Batch& batch) {
@@ -407,7 +431,7 @@ const Program::Tiles& Program::tiles_of(int64_t rows, const Batch& batch) {
             return tiles;
         }
     }
-    Tiles tiles{rows, {}};
+    Tiles tiles{rows, {}, SharedPrefix::of(batch, block_size_, rows)};
     for (int64_t sequence = 0; sequence < batch.num_seqs; sequence++) {
         const int64_t count = batch.query_start[sequence + 1] - batch.query_start[sequence];
         for (int64_t offset = 0; offset < count; offset += rows) {

@@ -10,6 +10,9 @@
 // A row's maximum, sum and part of a split depend on the row alone; tokens that it does not see add exact zeros. The
 // parts are joined in the order of the splits, at once or, where a step has too few tiles for its threads, after all
 // splits were computed as items of their own: the operations on a row are the same.
+//
+// Decodes whose first blocks are the very same ones share the gathering of those splits, and their rows one product:
+// their parts are computed before, and taken from there when it is their turn to be joined.
 #include "gather.hpp"
 #include "math.hpp"
 #include "product.hpp"
@@ -63,16 +66,18 @@ public:
         for (int64_t r = 0; r < tile.queries; r++) {
             sum_[r] = 0.0f;
         }
-        const int64_t first = first_seen(p_, tile.first_position) / SPLIT, last = tile.last_position / SPLIT;
+        const int64_t first = first_computed(tile), last = tile.last_position / SPLIT;
+        const bool only = first == last && tile.shared_splits == 0;  // nothing to join
+        join_shared(tile);
         for (int64_t split = first; split <= last; split++) {
             if (split < last) {
                 expect(tile, split + 1);
             } else if (next != nullptr) {
-                expect(*next, first_seen(p_, next->first_position) / SPLIT);
+                expect(*next, first_computed(*next));
             }
             compute(tile, split);
-            if (first == last) {
-                break;  // nothing to join
+            if (only) {
+                break;
             }
             for (int64_t r = 0; r < tile.queries; r++) {
                 join(
@@ -82,7 +87,7 @@ public:
             }
         }
         for (int64_t r = 0; r < tile.queries; r++) {
-            if (first == last) {
+            if (only) {
                 divide(part_ + r * width_, part_sum_[r], out_row(tile, r), p_.head_dim);
             } else {
                 divide(joined_ + r * width_, sum_[r], out_row(tile, r), p_.head_dim);
@@ -96,6 +101,13 @@ public:
 
     // One split of a tile, to `partial`; most likely this thread computes split `next_split` of `next` after it.
     void one(const Tile& tile, int64_t split, const Tile& next, int64_t next_split) {
+        if (split < tile.shared_splits) {
+            for (int64_t r = 0; r < tile.queries; r++) {
+                const float* from = shared_part(p_, tile.sequence, head(tile, r), split);
+                std::memcpy(partial(p_, tile.first_row, head(tile, r), split), from, part_bytes());
+            }
+            return;
+        }
         const bool seen = sees(tile, split);
         if (seen) {
             if (sees(next, next_split)) {
@@ -106,16 +118,33 @@ public:
         }
         for (int64_t r = 0; r < tile.queries; r++) {
             float* to = partial(p_, tile.first_row + r / tile.group, head(tile, r), split);
-            to[0] = seen ? part_peak_[r] : 0.0f;
-            to[1] = seen ? part_sum_[r] : 0.0f;
-            if (to[1] != 0.0f) {
-                std::memcpy(to + 2, part_ + r * width_, static_cast<size_t>(p_.head_dim) * 4);
+            if (seen) {
+                store_part(r, to);
+            } else {
+                to[0] = to[1] = 0.0f;
             }
+        }
+    }
+
+    // Rows of several sequences over one split that all of them see, to `shared_partial`; `next` as above.
+    void shared(const PagedSharedPart& part, int64_t kv_head, const PagedSharedPart& next, int64_t next_head) {
+        const Tile tile = shared_tile(part, kv_head);
+        expect(shared_tile(next, next_head), next.split);
+        for (int64_t r = 0; r < tile.queries; r++) {
+            load_query(r, p_.query_start[member(part, tile, r)], head(tile, r));
+        }
+        compute(tile, part.split);
+        for (int64_t r = 0; r < tile.queries; r++) {
+            store_part(r, shared_part(p_, member(part, tile, r), head(tile, r), part.split));
         }
     }
 
     static float* partial(const PagedAttention& p, int64_t row, int64_t head, int64_t split) {
         return p.partial + ((row * p.num_heads + head) * p.num_splits + split) * (p.head_dim + 2);
+    }
+
+    static float* shared_part(const PagedAttention& p, int64_t sequence, int64_t head, int64_t split) {
+        return p.shared_partial + ((sequence * p.num_heads + head) * p.most_shared + split) * (p.head_dim + 2);
     }
 
     // Adds a split to what the splits before it gave. A sum of 0 means that nothing was seen.
@@ -153,6 +182,43 @@ private:
         return queries <= PASS_ROWS / 2 ? queries : round_up(queries, PASS_ROWS);
     }
 
+    // The first split that `whole` computes itself.
+    int64_t first_computed(const Tile& tile) const {
+        return most(tile.shared_splits, first_seen(p_, tile.first_position) / SPLIT);
+    }
+
+    // The parts that are there already, as the beginning of what is joined.
+    void join_shared(const Tile& tile) {
+        for (int64_t split = 0; split < tile.shared_splits; split++) {
+            for (int64_t r = 0; r < tile.queries; r++) {
+                const float* part = shared_part(p_, tile.sequence, head(tile, r), split);
+                join(part + 2, part[0], part[1], joined_ + r * width_, peak_[r], sum_[r], p_.head_dim);
+            }
+        }
+    }
+
+    // The members' rows stand behind the split; their own positions do not matter.
+    Tile shared_tile(const PagedSharedPart& part, int64_t kv_head) const {
+        const int64_t group = p_.num_heads / p_.num_kv_heads, position = (part.split + 1) * SPLIT - 1;
+        const int32_t* table = p_.block_table + part.sequence * p_.table_stride;
+        return {kv_head, group, part.count * group, 0, position, position, table, part.sequence, 0};
+    }
+
+    int64_t member(const PagedSharedPart& part, const Tile& tile, int64_t query) const {
+        return p_.members[part.first + query / tile.group];
+    }
+
+    size_t part_bytes() const { return static_cast<size_t>(p_.head_dim + 2) * 4; }
+
+    // Peak, sum and, unless that is 0, the weighted values of a row's part.
+    void store_part(int64_t r, float* to) const {
+        to[0] = part_peak_[r];
+        to[1] = part_sum_[r];
+        if (to[1] != 0.0f) {
+            std::memcpy(to + 2, part_ + r * width_, static_cast<size_t>(p_.head_dim) * 4);
+        }
+    }
+
     int64_t head(const Tile& tile, int64_t query) const { return tile.kv_head * tile.group + query % tile.group; }
 
     T* out_row(const Tile& tile, int64_t query) const {
@@ -162,12 +228,15 @@ private:
 
     void load_queries(const Tile& tile) {
         for (int64_t r = 0; r < tile.queries; r++) {
-            const int64_t row = tile.first_row + r / tile.group;
-            const T* from = static_cast<const T*>(p_.q) + row * p_.q_stride + head(tile, r) * p_.head_dim;
-            X* to = q_ + r * depth_;
-            for_lanes(p_.head_dim, [&](int64_t i, auto n) { store_some(to + i, load_some(from + i, n), n); });
-            std::memset(to + p_.head_dim, 0, static_cast<size_t>(depth_ - p_.head_dim) * sizeof(X));
+            load_query(r, tile.first_row + r / tile.group, head(tile, r));
         }
+    }
+
+    void load_query(int64_t r, int64_t row, int64_t head) {
+        const T* from = static_cast<const T*>(p_.q) + row * p_.q_stride + head * p_.head_dim;
+        X* to = q_ + r * depth_;
+        for_lanes(p_.head_dim, [&](int64_t i, auto n) { store_some(to + i, load_some(from + i, n), n); });
+        std::memset(to + p_.head_dim, 0, static_cast<size_t>(depth_ - p_.head_dim) * sizeof(X));
     }
 
     // Parts, peaks and sums of one split; few rows at a time, whose scores stay in the first cache.
@@ -333,6 +402,28 @@ void run(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
     }
 }
 
+int64_t shared_items(const PagedAttention& p) { return p.num_shared * p.num_kv_heads; }
+
+template <class T>
+void run_shared(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
+    Attend<T> attend(p, scratch);
+    for (int64_t item = first; item < last; item++) {
+        const int64_t next = least(item + 1, shared_items(p) - 1);
+        attend.shared(
+            p.shared[item / p.num_kv_heads], item % p.num_kv_heads, p.shared[next / p.num_kv_heads],
+            next % p.num_kv_heads
+        );
+    }
+}
+
+void shared_run(const PagedAttention& p, int64_t first, int64_t last, void* scratch) {
+    if (p.dtype == PAGED_F32) {
+        run_shared<float>(p, first, last, scratch);
+    } else {
+        run_shared<bf16>(p, first, last, scratch);
+    }
+}
+
 // Joins the parts of rows; none where attention was computed whole.
 int64_t join_items(const PagedAttention& p) { return p.partial == nullptr ? 0 : p.rows * p.num_heads; }
 
@@ -363,6 +454,7 @@ void join_run(const PagedAttention& p, int64_t first, int64_t last, void* scratc
 }  // namespace
 
 const PagedKernel ATTENTION = kernel<PagedAttention, items, grain, run>();
+const PagedKernel ATTENTION_SHARED = kernel<PagedAttention, shared_items, grain, shared_run>();
 const PagedKernel ATTENTION_JOIN = kernel<PagedAttention, join_items, join_grain, join_run>();
 
 }  // namespace paged::PAGED_VARIANT

@@ -19,8 +19,9 @@ struct Tile {
     int64_t first_row;       // of the batch
     int64_t first_position;  // of the first row
     int64_t last_position;
-    int64_t length;  // tokens of the sequence
     const int32_t* table;
+    int64_t sequence;
+    int64_t shared_splits;  // of the first splits, so many parts are there already
 };
 
 // The tokens of a split that a tile looks at: whole pairs of tiles at absolute positions.
@@ -46,8 +47,9 @@ inline Tile tile_at(const PagedAttention& p, int64_t index) {
         p.query_start[sequence] + offset,
         position,
         position + count - 1,
-        length,
-        p.block_table + sequence * p.table_stride
+        p.block_table + sequence * p.table_stride,
+        sequence,
+        p.shared_splits == nullptr ? 0 : p.shared_splits[sequence]
     };
 }
 

@@ -17,6 +17,7 @@ PagedTable make_table() {
         LINEAR,
         ROPE,
         ATTENTION,
+        ATTENTION_SHARED,
         ATTENTION_JOIN,
         GATED,
         ADD,
