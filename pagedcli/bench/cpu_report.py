@@ -28,7 +28,9 @@ class Row:
         runs: Each run's rate.
         limit_tokens_per_s: What the machine could reach, memory being as fast as in between the runs (median).
         best_limit_tokens_per_s: The same at the best pass over memory that was seen.
+        again_limit_tokens_per_s: The same where as many bytes as the weights are read again and again.
         read_bytes_per_s: The median of the passes over memory in between the runs.
+        again_bytes_per_s: The same of those over as many bytes as the weights.
         bound_by: "operations" or "bytes".
         flops_per_byte: Operations over bytes, as counted.
         flops_per_s: Operations, as counted, over the median's time.
@@ -44,7 +46,9 @@ class Row:
     runs: list[float]
     limit_tokens_per_s: float
     best_limit_tokens_per_s: float
+    again_limit_tokens_per_s: float
     read_bytes_per_s: float
+    again_bytes_per_s: float
     bound_by: str
     flops_per_byte: float
     flops_per_s: float
@@ -60,6 +64,11 @@ class Row:
     def best_limit_share(self) -> float:
         """The same of the limit at memory's best."""
         return self.tokens_per_s / self.best_limit_tokens_per_s
+
+    @property
+    def again_limit_share(self) -> float:
+        """The same of the limit of reading again."""
+        return self.tokens_per_s / self.again_limit_tokens_per_s
 
     @property
     def dot_limit_share(self) -> float | None:
@@ -135,6 +144,7 @@ def table(rows: Sequence[Row]) -> Table:
         "limit",
         "of limit",
         "at best",
+        "again",
         *(("of dots",) if dots else ()),
         "bound by",
         *peers,
@@ -150,7 +160,7 @@ def table(rows: Sequence[Row]) -> Table:
         share = row.dot_limit_share
         shown.add_row(
             "  " + row.title, f"{row.tokens_per_s:,.1f}", f"{row.limit_tokens_per_s:,.1f}", f"{row.limit_share:.0%}",
-            f"{row.best_limit_share:.0%}",
+            f"{row.best_limit_share:.0%}", f"{row.again_limit_share:.0%}",
             *(("" if share is None else f"{share:.0%}",) if dots else ()), row.bound_by, *others,
         )  # fmt: skip
     return shown
@@ -180,7 +190,9 @@ def notes(found: Findings) -> Iterator[str]:
     yield (
         f"Limits measured in this run, {rates.threads} threads: reading {rates.read_bytes_per_s / 1e9:.1f} GB/s at "
         f"best before the runs, {_span([row.read_bytes_per_s for row in found.rows])} in between (median, each row has "
-        'its own; "at best" is the share at the best pass of all); '
+        'its own; "at best" is the share at the best pass of all), '
+        f"{_span([row.again_bytes_per_s for row in found.rows])} of as many bytes as the weights take, again and again "
+        '("again" is the share of that; a last-level cache that keeps weights lets "of limit" pass 100%); '
         f"products in GFLOP/s: float32 {rates.f32_flops_per_s / 1e9:,.0f} at 256 and "
         f"{rates.f32_wide_flops_per_s / 1e9:,.0f} at 512 bits, bfloat16 dots {rates.bf16_dot_flops_per_s / 1e9:,.0f}, "
         f"tiles {rates.bf16_tile_flops_per_s / 1e9:,.0f}. A variant's limit is that of its own instructions: avx2 has "
@@ -235,6 +247,7 @@ def report(found: Findings) -> dict[str, Any]:
         {
             "limit_share": row.limit_share,
             "best_limit_share": row.best_limit_share,
+            "again_limit_share": row.again_limit_share,
             "dot_limit_share": row.dot_limit_share,
         }
         for row in found.rows

@@ -95,8 +95,26 @@ class MachineLimits:
     rates: MachineRates | None = None
 
 
-ReadPasses = Callable[[], list[float]]
-"""Reads memory a number of times and gives the rate of each pass, bytes per second."""
+ReadPasses = Callable[[int], list[float]]
+"""Reads so many megabytes a number of times and gives the rate of each pass, bytes per second."""
+
+UNCACHED_MEGABYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Rates of passes over memory, bytes per second each.
+
+    Attributes:
+        uncached: Over more than any cache holds.
+        again: Over as much as a model's weights take, again and again: what a last-level cache keeps is in them.
+    """
+
+    uncached: list[float]
+    again: list[float]
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(self.uncached + other.uncached, self.again + other.again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +123,15 @@ class MachineNow:
 
     Attributes:
         rates: Measured once.
-        read: Measures reading now; takes a second.
+        read: Measures reading now.
     """
 
     rates: MachineRates
     read: ReadPasses
+
+    def passes(self, weight_bytes: float) -> Passes:
+        """Of a model with so many bytes of weights; takes a second or two."""
+        return Passes(self.read(UNCACHED_MEGABYTES), self.read(max(1, round(weight_bytes / 2**20))))
 
 
 def measure_limits(device: str, products: str, isa: str, threads: int) -> MachineLimits:
@@ -144,7 +166,7 @@ def can_compile() -> bool:
     return _compiler() is not None and SOURCE.is_file()
 
 
-def measure_machine(threads: int, megabytes: int = 1024) -> MachineRates:
+def measure_machine(threads: int, megabytes: int = UNCACHED_MEGABYTES) -> MachineRates:
     """Compile and run the measurement; takes some seconds.
 
     Raises:
@@ -158,14 +180,14 @@ READING_PASSES = 25
 
 
 @contextmanager
-def reading(threads: int, megabytes: int = 1024) -> Iterator[ReadPasses]:
+def reading(threads: int) -> Iterator[ReadPasses]:
     """The compiled measurement of reading alone, READING_PASSES passes each time.
 
     Raises:
         MissingDependencyError: There is no C compiler, or this is not a checkout.
     """
     with _compiled() as measured:
-        yield lambda: list(measured(threads, megabytes, READING_PASSES))
+        yield lambda megabytes: list(measured(threads, megabytes, READING_PASSES))
 
 
 @contextmanager

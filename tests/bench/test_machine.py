@@ -51,8 +51,8 @@ def test_without_a_compiler_numpy_measures_what_it_can(
 
 @pytest.mark.skipif(not can_compile(), reason="no C compiler, or no checkout")
 def test_reading_alone_gives_the_rate_of_every_pass() -> None:
-    with machine.reading(1, megabytes=16) as read:
-        first, second = read(), read()
+    with machine.reading(1) as read:
+        first, second = read(16), read(32)
     assert len(first) == len(second) == machine.READING_PASSES
     assert all(1e8 < rate < 1e13 for rate in first + second)
     assert first != second

@@ -185,7 +185,21 @@ def test_a_peer_that_dies_has_failed_on_all_that_is_left(fake_peer: Peer, tmp_pa
 
 def test_peers_stand_in_the_table_and_are_never_averaged_when_over_time() -> None:
     row = Row(
-        "m", "batch64", "64 requests", "total", 50.0, [50.0], 100.0, 125.0, 4e10, "bytes", 1.0, 1e9, 25.0
+        "m",
+        "batch64",
+        "64 requests",
+        "total",
+        50.0,
+        [50.0],
+        100.0,
+        125.0,
+        200.0,
+        4e10,
+        8e10,
+        "bytes",
+        1.0,
+        1e9,
+        25.0,
     )
     row.peers = {"a": PeerResult(tokens_per_s=40.0, load_s=2.0), "b": PeerResult(over_s=90.0)}
     found = Findings(
@@ -198,6 +212,7 @@ def test_peers_stand_in_the_table_and_are_never_averaged_when_over_time() -> Non
     assert "40.0" in shown
     assert "50%" in shown
     assert "40%" in shown  # of the limit at memory's best
+    assert "25%" in shown  # of that of reading as many bytes as the weights again and again
     assert "200%" in shown  # of the limit with dots
     text = " ".join(notes(found))
     assert "5 s to load and 90 s for each workload" in text
@@ -226,7 +241,11 @@ def test_the_benchmark_runs_on_a_tiny_model(
     monkeypatch.setattr(
         cpu, "measure_machine", lambda threads: MachineRates(threads, 1e12, 5e12, 1e13, 2e13, 4e13)
     )
-    monkeypatch.setattr(cpu, "reading", lambda threads: nullcontext(lambda: [1e12, 4e12, 2e12]))
+
+    def reads(megabytes: int) -> list[float]:
+        return [1e12, 4e12, 2e12] if megabytes == 1024 else [8e12]
+
+    monkeypatch.setattr(cpu, "reading", lambda threads: nullcontext(reads))
     path = tiny_checkpoint("llama", vocab_size=30_000, max_position_embeddings=1024)
     app = typer.Typer()
     app.command()(cpu.main)
@@ -260,6 +279,7 @@ def test_the_benchmark_runs_on_a_tiny_model(
     decode_row = written["rows"][0]
     assert decode_row["bound_by"] == "bytes"
     assert decode_row["limit_share"] == pytest.approx(2 * decode_row["best_limit_share"])
+    assert decode_row["limit_share"] == pytest.approx(4 * decode_row["again_limit_share"])
     assert written["left_out"] == ["qwen"]
     assert set(written["python_ms_per_step"]) == set(written["python_ms_of_usual_step"]) == {"1", "64"}
     assert all(0 < written["python_ms_of_usual_step"][batch] < 1000 for batch in ("1", "64"))
