@@ -181,7 +181,7 @@ def roofline(title: str, found: Findings) -> str:
     )
     rows = [row for row in found.rows if row.engine == found.rows[0].engine]
     points = [Point(row.title, row.flops_per_byte, row.flops_per_s) for row in rows]
-    return roofline_svg(title, points, rates.read_bytes_per_s, roofs)
+    return roofline_svg(title, points, rates.read_bytes_per_s, roofs, rows[0].again_bytes_per_s)
 
 
 def notes(found: Findings) -> Iterator[str]:

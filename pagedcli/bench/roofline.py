@@ -54,7 +54,11 @@ class _Axes:
 
 
 def roofline_svg(
-    title: str, points: Sequence[Point], bytes_per_s: float, roofs: Sequence[tuple[str, float]]
+    title: str,
+    points: Sequence[Point],
+    bytes_per_s: float,
+    roofs: Sequence[tuple[str, float]],
+    again_bytes_per_s: float,
 ) -> str:
     """The plot.
 
@@ -63,6 +67,7 @@ def roofline_svg(
         points: Workloads.
         bytes_per_s: Rate of reading memory.
         roofs: Names and rates of operations, the one in use last.
+        again_bytes_per_s: Rate of reading as many bytes as the weights over and over, some of them out of a cache.
     """
     axes = _axes(points, bytes_per_s, roofs)
     box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif"'
@@ -72,14 +77,16 @@ def roofline_svg(
         _text(LEFT, 22, title, INK, size=14),
         *_grid(axes),
         *_roofs(axes, bytes_per_s, roofs),
+        *_again(axes, again_bytes_per_s, roofs),
     ]
+    circles = []  # over the labels: those of near points may meet
     label_y = -math.inf
     for point in sorted(points, key=lambda point: -point.flops_per_s):
         x, y = axes.x(point.flops_per_byte), axes.y(point.flops_per_s)
         label_y = max(y + 4, label_y + LABEL_HEIGHT)  # below the one above it
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{POINT}"/>')
+        circles.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{POINT}"/>')
         parts.append(_text(x + 9, label_y, point.label, INK))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return "\n".join([*parts, *circles, "</svg>"]) + "\n"
 
 
 def _axes(points: Sequence[Point], bytes_per_s: float, roofs: Sequence[tuple[str, float]]) -> _Axes:
@@ -128,6 +135,14 @@ def _roofs(axes: _Axes, bytes_per_s: float, roofs: Sequence[tuple[str, float]]) 
     parts.append(_line(*start, *end, ROOF, 2))
     parts.append(_text(start[0] + 30, start[1] - 6, f"reading, {bytes_per_s / 1e9:.1f} GB/s", ROOF))
     return parts
+
+
+def _again(axes: _Axes, bytes_per_s: float, roofs: Sequence[tuple[str, float]]) -> list[str]:
+    high, low = roofs[-1][1] / bytes_per_s, max(10.0**axes.x_low, 10.0**axes.y_low / bytes_per_s)
+    start, end = (axes.x(low), axes.y(low * bytes_per_s)), (axes.x(high), axes.y(high * bytes_per_s))
+    x, y = (0.2 * start[0] + 0.8 * end[0], 0.2 * start[1] + 0.8 * end[1])
+    label = f"the weights again, {bytes_per_s / 1e9:.1f} GB/s"
+    return [_line(*start, *end, ROOF, dashed=True), _text(x - 8, y - 4, label, ROOF, anchor="end")]
 
 
 def _line(
