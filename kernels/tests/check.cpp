@@ -449,32 +449,32 @@ struct Checker {
         return out;
     }
 
-    // The decode of `p`, whose answer is known, as two sequences over the same blocks.
+    // The decode of `p`, whose answer is known, as three sequences over the same blocks, of which the second one does
+    // not share.
     void attend_shared(PagedAttention p, const Array& known) const {
         const int64_t width = p.num_heads * p.head_dim, splits = p.seq_lens[0] / PAGED_SPLIT_TOKENS;
-        Array queries(dtype, 2 * width), out(dtype, 2 * width), joined(dtype, 2 * width);
+        Array queries(dtype, 3 * width), out(dtype, 3 * width), joined(dtype, 3 * width);
         std::vector<int32_t> blocks;
-        for (int i = 0; i < 2; i++) {
-            std::memcpy(
-                static_cast<char*>(queries.data()) + static_cast<size_t>(i) * known.bytes(), p.q, known.bytes()
-            );
+        blocks.reserve(static_cast<size_t>(3 * p.table_stride));  // no room behind the last table
+        for (size_t i = 0; i < 3; i++) {
+            std::memcpy(static_cast<char*>(queries.data()) + i * known.bytes(), p.q, known.bytes());
             blocks.insert(blocks.end(), p.block_table, p.block_table + p.table_stride);
         }
-        const std::vector<int32_t> starts{0, 1, 2}, lens{p.seq_lens[0], p.seq_lens[0]}, members{0, 1};
-        const std::vector<int32_t> shared_splits(2, static_cast<int32_t>(splits));
-        const std::vector<int64_t> tiles{0, int64_t{1} << 32};
+        const std::vector<int32_t> starts{0, 1, 2, 3}, lens(3, p.seq_lens[0]), members{0, 2};
+        const std::vector<int32_t> shared_splits{static_cast<int32_t>(splits), 0, static_cast<int32_t>(splits)};
+        const std::vector<int64_t> tiles{0, int64_t{1} << 32, int64_t{2} << 32};
         std::vector<PagedSharedPart> shared;
         for (int32_t split = 0; split < splits; split++) {
-            shared.push_back({1, split, 0, 2});
+            shared.push_back({2, split, 0, 2});
         }
-        Array parts(PAGED_F32, 2 * p.num_heads * p.num_splits * (p.head_dim + 2));
-        Array shared_parts(PAGED_F32, 2 * p.num_heads * splits * (p.head_dim + 2));
+        Array parts(PAGED_F32, 3 * p.num_heads * p.num_splits * (p.head_dim + 2));
+        Array shared_parts(PAGED_F32, 3 * p.num_heads * splits * (p.head_dim + 2));
         p.q = queries.data();
         p.block_table = blocks.data();
         p.query_start = starts.data();
         p.seq_lens = lens.data();
         p.out = out.data();
-        p.rows = p.num_seqs = p.num_tiles = 2;
+        p.rows = p.num_seqs = p.num_tiles = 3;
         p.tiles = tiles.data();
         p.partial = nullptr;
         p.shared = shared.data();
@@ -488,12 +488,12 @@ struct Checker {
         p.out = joined.data();
         call(table.attention, &p);
         call(table.attention_join, &p);
-        bool same = true;
-        for (int i = 0; i < 2; i++) {
-            const size_t at = static_cast<size_t>(i) * known.bytes();
-            same = same && std::memcmp(static_cast<char*>(out.data()) + at, known.data(), known.bytes()) == 0;
+        bool same = joined.same(out);
+        for (size_t i = 0; i < 3; i++) {
+            same = same &&
+                   std::memcmp(static_cast<char*>(out.data()) + i * known.bytes(), known.data(), known.bytes()) == 0;
         }
-        expect(same && joined.same(out), name("attention over shared blocks"));
+        expect(same, name("attention over shared blocks"));
     }
 
     void check_attention(
@@ -667,6 +667,7 @@ struct Checker {
         check_attention(1, 1, 1, 2, 1, 0);
         check_attention(45, 3, 1, 64, 16, 0);
         check_attention(300, 4, 2, 10, 8, 0);
+        check_attention(256, 4, 2, 10, 8, 0);
         check_attention(290, 2, 2, 80, 32, 20);
         check_rope(5, 3, 1, 64, 2);
         check_rope(3, 2, 2, 6, 16);

@@ -10,7 +10,8 @@ from native_support import Array, Stored, dtypes, isas, random, runtime
 from paged_kernels.native import KVPool, PackedWeight, Program, Runtime
 
 SPLIT, VOCABULARY, HIDDEN, POSITIONS = 256, 64, 32, 1024
-HEADS = (6, 2, 16)
+Heads = tuple[int, int, int]
+HEADS: Heads = (6, 2, 16)
 Tables = list[list[int]]
 
 
@@ -42,10 +43,16 @@ class Model:
     """One layer of attention over embeddings; the logits are what it gives."""
 
     def __init__(
-        self, on: Runtime, dtype: str, block_size: int, num_blocks: int, window: int | None = None
+        self,
+        on: Runtime,
+        dtype: str,
+        block_size: int,
+        num_blocks: int,
+        window: int | None = None,
+        heads: Heads = HEADS,
     ) -> None:
         self.block_size = block_size
-        num_heads, num_kv_heads, head_dim = HEADS
+        num_heads, num_kv_heads, head_dim = heads
         self.kv = KVPool(1, num_blocks, num_kv_heads, block_size, head_dim, dtype)
         program = self.program = Program(on, dtype, block_size)
 
@@ -57,8 +64,8 @@ class Model:
         turns = (on.upload(np.cos(angles)), on.upload(np.sin(angles)))
         width = (num_heads + 2 * num_kv_heads) * head_dim
         qkv = program.linear(program.embedding(table), weight(width, HIDDEN, 2))
-        q = program.rope_kv_write(qkv, HEADS, turns, self.kv, 0)
-        attended = program.attention(q, HEADS, 0.5, window, self.kv, 0)
+        q = program.rope_kv_write(qkv, heads, turns, self.kv, 0)
+        attended = program.attention(q, heads, 0.5, window, self.kv, 0)
         mixed = program.linear(program.logit_rows(attended), weight(HIDDEN, num_heads * head_dim, 3))
         program.finish(program.head(mixed, table))
 
@@ -91,11 +98,18 @@ class Model:
 
 
 def check(
-    isa: str, dtype: str, family: Family, block_size: int, *, window: int | None = None, shared: bool = True
+    isa: str,
+    dtype: str,
+    family: Family,
+    block_size: int,
+    *,
+    window: int | None = None,
+    heads: Heads = HEADS,
+    shared: bool = True,
 ) -> None:
     tokens = family.tokens()
     tables, num_blocks = family.tables(block_size)
-    model = Model(runtime(isa, threads=2), dtype, block_size, num_blocks, window)
+    model = Model(runtime(isa, threads=2), dtype, block_size, num_blocks, window, heads)
     for index, length in enumerate(family.lengths):
         model.run(*model.step(tokens, tables, [(index, 0, length)]))
     decodes = [(index, length - 1, length) for index, length in enumerate(family.lengths)]
@@ -137,6 +151,12 @@ def test_a_tree_of_beginnings(isa: str) -> None:
 
 
 @isas
+def test_others_share_what_the_first_does_not(isa: str) -> None:
+    # All begin with the same 64, as with a system prompt; 2 and 3 have 600 in common with 1.
+    check(isa, "bfloat16", Family((650, 700, 701, 702), ((0, 0), (0, 64), (1, 600), (1, 600))), 16)
+
+
+@isas
 def test_a_decode_that_ends_with_the_split(isa: str) -> None:
     # The last rows see 256 and 512 keys: all that they see is shared, but for blocks that they write themselves.
     check(isa, "bfloat16", Family((257, 256, 258), ((0, 0), (0, 256), (0, 256))), 16)
@@ -154,6 +174,11 @@ def test_a_decode_that_ends_with_the_split(isa: str) -> None:
 )
 def test_nothing_is_shared(isa: str, family: Family, window: int | None) -> None:
     check(isa, "bfloat16", family, 16, window=window, shared=False)
+
+
+@isas
+def test_groups_that_fill_a_tile_alone_share_nothing(isa: str) -> None:
+    check(isa, "bfloat16", Family((600, 600), ((0, 0), (0, 512))), 16, heads=(40, 1, 8), shared=False)
 
 
 @isas

@@ -104,7 +104,7 @@ typedef struct PagedAttention {
     const int64_t* tiles; /* [num_tiles] sequence << 32 | first row within the sequence */
     int64_t num_tiles;
     int64_t tile_rows; /* rows (tokens) of a tile at most */
-    float* partial;    /* null, or room for the parts of long rows: see attention.hpp */
+    float* partial;    /* null, or room for the parts of long rows: see attention.cpp */
     int64_t num_splits;
     const PagedSharedPart* shared; /* [num_shared] or null */
     int64_t num_shared;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -163,11 +164,12 @@ private:
         PagedQuantizedLinear quantized_linear;
         PagedQuantizedEmbedding quantized_embedding;
     };
-    // Tiles of the step's rows, and what its decodes share, for layers whose tiles have so many rows.
+    // Tiles of the step's rows, and what its decodes share, for layers whose tiles have so many rows. What is shared is
+    // found when the first layer asks that has no window.
     struct Tiles {
         int64_t rows;
         std::vector<int64_t> all;
-        SharedPrefix shared;
+        std::optional<SharedPrefix> shared;
     };
 
     const Value& at(int value) const;
@@ -197,10 +199,10 @@ private:
     void resolve_quantized(const Op& op, const Batch& batch);
     void resolve_attention(const Op& op, const Batch& batch);
     void plan_splits(PagedAttention& params, const Batch& batch);
-    void plan_shared(PagedAttention& params, const SharedPrefix& shared);
+    void plan_shared(PagedAttention& params, Tiles& tiles, const Batch& batch);
     void make_room(Memory& memory, int64_t bytes, float* PagedAttention::* user);
     void look_ahead();
-    const Tiles& tiles_of(int64_t rows, const Batch& batch);
+    Tiles& tiles_of(int64_t rows, const Batch& batch);
     Params& push(const PagedKernel& kernel);
     int64_t rows_of(const Value& value, const Batch& batch) const;
     int64_t stride(int value) const;

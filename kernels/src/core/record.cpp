@@ -380,6 +380,8 @@ std::string Program::describe() const {
     return out.str();
 }
 
-int64_t Program::workspace_bytes() const { return static_cast<int64_t>(workspace_.size() + partial_.size()); }
+int64_t Program::workspace_bytes() const {
+    return static_cast<int64_t>(workspace_.size() + partial_.size() + shared_partial_.size());
+}
 
 }  // namespace paged

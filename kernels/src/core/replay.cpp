@@ -371,12 +371,13 @@ void Program::resolve_attention(const Op& op, const Batch& batch) {
     params.scale = op.number;
     params.dtype = dtype_;
     params.tile_rows = table_.attention_tile_rows(&params);
-    const Tiles& tiles = tiles_of(params.tile_rows, batch);
+    Tiles& tiles = tiles_of(params.tile_rows, batch);
     params.tiles = tiles.all.data();
     params.num_tiles = static_cast<int64_t>(tiles.all.size());
-    // A window ends where it does for each row.
-    if (params.window == 0 && !tiles.shared.parts.empty()) {
-        plan_shared(params, tiles.shared);
+    if (params.window == 0) {  // else it would begin elsewhere for each row
+        plan_shared(params, tiles, batch);
+    }
+    if (params.shared != nullptr) {
         calls_.push_back({&table_.attention_shared, &params});
     }
     plan_splits(params, batch);
@@ -399,14 +400,21 @@ void Program::plan_splits(PagedAttention& params, const Batch& batch) {
     params.num_splits = splits;
 }
 
-void Program::plan_shared(PagedAttention& params, const SharedPrefix& shared) {
+void Program::plan_shared(PagedAttention& params, Tiles& tiles, const Batch& batch) {
+    const int64_t split_bytes = params.num_seqs * params.num_heads * (params.head_dim + 2) * 4;
+    if (!tiles.shared) {
+        tiles.shared = SharedPrefix::of(batch, block_size_, tiles.rows, MAX_PARTIAL_BYTES / split_bytes);
+    }
+    const SharedPrefix& shared = *tiles.shared;
+    if (shared.parts.empty()) {
+        return;
+    }
     params.shared = shared.parts.data();
     params.num_shared = static_cast<int64_t>(shared.parts.size());
     params.members = shared.members.data();
     params.shared_splits = shared.splits.data();
     params.most_shared = shared.most_splits;
-    const int64_t parts = params.num_seqs * params.num_heads * shared.most_splits;
-    make_room(shared_partial_, parts * (params.head_dim + 2) * 4, &PagedAttention::shared_partial);
+    make_room(shared_partial_, shared.most_splits * split_bytes, &PagedAttention::shared_partial);
     params.shared_partial = reinterpret_cast<float*>(shared_partial_.data());
 }
 
@@ -425,13 +433,13 @@ void Program::make_room(Memory& memory, int64_t bytes, float* PagedAttention::* 
     }
 }
 
-const Program::Tiles& Program::tiles_of(int64_t rows, const Batch& batch) {
-    for (const Tiles& tiles : tiles_) {
+Program::Tiles& Program::tiles_of(int64_t rows, const Batch& batch) {
+    for (Tiles& tiles : tiles_) {
         if (tiles.rows == rows) {
             return tiles;
         }
     }
-    Tiles tiles{rows, {}, SharedPrefix::of(batch, block_size_, rows)};
+    Tiles tiles{rows, {}, {}};
     for (int64_t sequence = 0; sequence < batch.num_seqs; sequence++) {
         const int64_t count = batch.query_start[sequence + 1] - batch.query_start[sequence];
         for (int64_t offset = 0; offset < count; offset += rows) {

@@ -8,7 +8,6 @@ namespace paged {
 
 namespace {
 
-// Rows of a part are worth its extra steps from so many on.
 constexpr size_t FEWEST_MEMBERS = 2;
 
 // Decodes that see the whole of a split, in order.
@@ -25,14 +24,17 @@ std::vector<int32_t> decodes_over(const Batch& batch, int32_t split, const std::
 
 }  // namespace
 
-SharedPrefix SharedPrefix::of(const Batch& batch, int64_t block_size, int64_t part_rows) {
+SharedPrefix SharedPrefix::of(const Batch& batch, int64_t block_size, int64_t part_rows, int64_t splits) {
     SharedPrefix shared;
     std::vector<int32_t> sequences(static_cast<size_t>(batch.num_seqs));
     for (size_t i = 0; i < sequences.size(); i++) {
         sequences[i] = static_cast<int32_t>(i);
     }
     shared.splits.assign(sequences.size(), 0);
-    for (int32_t split = 0; sequences.size() >= FEWEST_MEMBERS; split++) {
+    if (part_rows < static_cast<int64_t>(FEWEST_MEMBERS)) {
+        return shared;
+    }
+    for (int32_t split = 0; split < splits && sequences.size() >= FEWEST_MEMBERS; split++) {
         sequences = shared.share_split(batch, block_size, part_rows, split, decodes_over(batch, split, sequences));
         shared.most_splits = sequences.empty() ? split : split + 1;
     }
@@ -46,36 +48,37 @@ std::vector<int32_t> SharedPrefix::share_split(
     const int64_t begin = split * PAGED_SPLIT_TOKENS / block_size;
     const int64_t end = ((split + 1) * PAGED_SPLIT_TOKENS + block_size - 1) / block_size;
     auto blocks = [&](int32_t sequence) { return batch.block_table + sequence * batch.table_stride; };
-    // Blocks are shared from the beginning of a sequence on, so that the first one tells whom to compare with.
-    std::stable_sort(sequences.begin(), sequences.end(), [&](int32_t a, int32_t b) {
-        return blocks(a)[begin] < blocks(b)[begin];
-    });
+    auto order = [&](int32_t a, int32_t b) {
+        return std::lexicographical_compare(blocks(a) + begin, blocks(a) + end, blocks(b) + begin, blocks(b) + end);
+    };
+    std::stable_sort(sequences.begin(), sequences.end(), order);
     std::vector<int32_t> sharing;
-    for (size_t at = 0; at < sequences.size();) {
-        const int32_t* of_first = blocks(sequences[at]);
-        std::vector<int32_t> group;
-        for (; at < sequences.size() && blocks(sequences[at])[begin] == of_first[begin]; at++) {
-            if (std::equal(of_first + begin, of_first + end, blocks(sequences[at]) + begin)) {
-                group.push_back(sequences[at]);
-            }
+    for (auto first = sequences.begin(); first != sequences.end();) {
+        const auto last = std::upper_bound(first, sequences.end(), *first, order);
+        if (last - first >= static_cast<std::ptrdiff_t>(FEWEST_MEMBERS)) {
+            add_parts(split, {first, last}, part_rows);
+            sharing.insert(sharing.end(), first, last);
         }
-        if (group.size() < FEWEST_MEMBERS) {
-            continue;
-        }
-        for (size_t first = 0; first < group.size(); first += static_cast<size_t>(part_rows)) {
-            const size_t count = std::min(static_cast<size_t>(part_rows), group.size() - first);
-            parts.push_back(
-                {group.front(), split, static_cast<int32_t>(members.size() + first), static_cast<int32_t>(count)}
-            );
-        }
-        for (const int32_t sequence : group) {
-            splits[static_cast<size_t>(sequence)] = split + 1;
-        }
-        members.insert(members.end(), group.begin(), group.end());
-        sharing.insert(sharing.end(), group.begin(), group.end());
+        first = last;
     }
     std::sort(sharing.begin(), sharing.end());
     return sharing;
+}
+
+// As many parts as there must be, of about the same size.
+void SharedPrefix::add_parts(int32_t split, const std::vector<int32_t>& group, int64_t part_rows) {
+    const int64_t size = static_cast<int64_t>(group.size()), count = (size + part_rows - 1) / part_rows;
+    const int64_t before = static_cast<int64_t>(members.size());
+    for (int64_t part = 0; part < count; part++) {
+        const int64_t first = size * part / count, last = size * (part + 1) / count;
+        parts.push_back(
+            {group.front(), split, static_cast<int32_t>(before + first), static_cast<int32_t>(last - first)}
+        );
+    }
+    for (const int32_t sequence : group) {
+        splits[static_cast<size_t>(sequence)] = split + 1;
+    }
+    members.insert(members.end(), group.begin(), group.end());
 }
 
 }  // namespace paged

@@ -18,13 +18,14 @@ struct SharedPrefix {
     std::vector<int32_t> splits;  // per sequence
     int64_t most_splits = 0;
 
-    // `part_rows`: members of a part at most.
-    static SharedPrefix of(const Batch& batch, int64_t block_size, int64_t part_rows);
+    // `part_rows`: members of a part at most; of one there is nothing to share. `splits`: at most so many.
+    static SharedPrefix of(const Batch& batch, int64_t block_size, int64_t part_rows, int64_t splits);
 
 private:
     std::vector<int32_t> share_split(
         const Batch& batch, int64_t block_size, int64_t part_rows, int32_t split, std::vector<int32_t> sequences
     );
+    void add_parts(int32_t split, const std::vector<int32_t>& group, int64_t part_rows);
 };
 
 }  // namespace paged

@@ -58,6 +58,10 @@ public:
     void expect(const Tile& tile, int64_t split) {
         ahead_tile_ = tile;
         ahead_ = span_of(p_, tile, split);
+        if (ahead_.tokens() <= 0 || split < tile.shared_splits) {  // nothing is gathered there
+            ahead_ = {0, 0};
+            ahead_tile_.table = nullptr;
+        }
     }
 
     // All splits of a tile, to the output. What comes after it is in `next`, or null.

@@ -97,7 +97,8 @@ PAGED_INLINE void add_products(
     }
 }
 
-// M rows times B blocks; out [M][SUMS_STRIDE]. `next`: how many blocks on those lie that are read afterwards.
+// M rows times B blocks; out [M][SUMS_STRIDE]. `next`: how many blocks on those lie that
+// are read after these, by the last rows that pass over them.
 template <int Bits, int M, int B>
 PAGED_OUTLINE void multiply_codes(
     const PagedQuantizedWeight& w, const Grid& grid, const char* x, int64_t x_stride, const Column* columns,
